@@ -1,0 +1,1 @@
+"""Programs of the repository itself: they make and fetch what its tests and demos need."""
