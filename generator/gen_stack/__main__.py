@@ -1,0 +1,5 @@
+"""`python -m gen_stack`."""
+
+from gen_stack.cli import main
+
+main()

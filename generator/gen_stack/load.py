@@ -1,0 +1,227 @@
+"""From a spec file to a validated spec, the files it names, and warnings; or to every problem of it at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from gen_stack.document import Document, read_document
+from gen_stack.problems import KeyPath, Problem, SpecError, key_text, listed, shown, suggestion
+from gen_stack.release import ENGINE_VERSION
+from gen_stack.rules import problems_of
+from gen_stack.spec import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+_STAND_INS: dict[str, Any] = {
+    "name": "stand-in",
+    "model": "stand-in",
+    "nodes": [{"name": "stand-in", "address": "192.0.2.1", "gpus": 1}],
+}
+_LEANS_ON = {
+    "nodes": {"parallelism", "replicas", "groups", "gateway", "engine"},
+    "engine": {"nodes", "parallelism", "network"},
+    "model": {"nodes", "engine"},
+    "api": {"network", "gateway"},
+    "network": {"api", "gateway"},
+    "replicas": {"groups", "parallelism"},
+    "groups": {"replicas", "parallelism"},
+}
+"""Which sections' rules cannot be judged when a section has errors in its own fields."""
+
+SECRET_FILES: dict[str, KeyPath] = {
+    "api_key": ("api", "key_file"),
+    "hub_token": ("model", "token_file"),
+    "group_token": ("network", "token_file"),
+}
+"""Secrets that a spec names as files, by the name they have in a node's `secrets/`. Each holds one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedSpec:
+    """A spec that keeps all rules, what the files it names hold, and what deserves a warning."""
+
+    file: str
+    spec: Spec
+    secrets: dict[str, str]
+    warnings: tuple[str, ...]
+
+
+def load_spec(path: Path) -> LoadedSpec:
+    """Read and validate a spec file.
+
+    Raises `SpecError` with all problems of the file, of its fields, between its fields, and with the files it names.
+    """
+    document = read_document(path)
+    spec, problems = _validated(document)
+    secrets: dict[str, str] = {}
+    problems += _named_files(document.data, path.parent, secrets)
+    if problems or spec is None:
+        raise SpecError(document.file, [document.locate(problem) for problem in problems])
+    warnings = tuple(document.locate(problem).render(document.file) for problem in _warnings(spec))
+    return LoadedSpec(document.file, spec, secrets, warnings)
+
+
+def _validated(document: Document) -> tuple[Spec | None, list[Problem]]:
+    try:
+        spec = Spec.model_validate(document.data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems = [_problem_of(detail, document.data) for detail in details]
+        return None, problems + _remaining_problems(document.data, details)
+    return spec, problems_of(spec)
+
+
+def _remaining_problems(data: dict[str, Any], details: list[ErrorDetails]) -> list[Problem]:
+    """Judge the rules between fields on what is left of a spec, without the sections that have errors of their own."""
+    unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+    broken = {str(detail["loc"][0]) for detail in details if detail["type"] != "extra_forbidden"}
+    rest = {key: _without(value, [loc[1:] for loc in unknown if loc[0] == key]) for key, value in data.items()}
+    rest = {key: value for key, value in rest.items() if key not in broken and (key,) not in unknown}
+    for section in broken & _STAND_INS.keys():
+        rest[section] = _STAND_INS[section]
+    unjudged = broken.union(*(_LEANS_ON.get(section, set()) for section in broken))
+    return [problem for problem in problems_of(Spec.model_validate(rest)) if problem.path[0] not in unjudged]
+
+
+def _without(value: Any, locations: list[tuple[int | str, ...]]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _without(one, [loc[1:] for loc in locations if loc and loc[0] == key])
+            for key, one in value.items()
+            if (key,) not in locations
+        }
+    if isinstance(value, list):
+        return [
+            _without(one, [loc[1:] for loc in locations if loc and loc[0] == index]) for index, one in enumerate(value)
+        ]
+    return value
+
+
+def _problem_of(detail: ErrorDetails, data: dict[str, Any]) -> Problem:
+    path = tuple(detail["loc"])
+    if path == ("model", "id") and not isinstance(data.get("model"), dict):
+        path = ("model",)  # the short form has no key of its own for the id
+    return Problem(path, _words_of(detail))
+
+
+def _words_of(detail: ErrorDetails) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "missing":
+        return "this key is required; add it"
+    if kind == "extra_forbidden":
+        name = str(detail["loc"][-1])
+        known = _known_keys(detail["loc"][:-1])
+        return f"unknown key {shown(name)}{suggestion(name, known) or f'; the keys here are {listed(known)}'}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"{shown(value)} is not allowed here; write {context['expected']}"
+    rules = {
+        "int_type": "a whole number, without quotation marks",
+        "float_type": "a number, without quotation marks",
+        "bool_type": "true or false, without quotation marks",
+        "string_type": "a text; put it into quotation marks",
+        "list_type": "a list; write one '- item' a line, or [a, b]",
+        "dict_type": "a mapping; write 'key: value' below it",
+        "model_type": "a mapping; write 'key: value' below it",
+        "greater_than_equal": f"{context.get('ge')} or more",
+        "less_than_equal": f"{context.get('le')} or less",
+        "too_short": "a list with at least one item",
+        "too_long": f"a list of at most {context.get('max_length')} items",
+        "string_too_short": "a text that is not empty",
+        "string_too_long": f"a text of at most {context.get('max_length')} characters",
+    }
+    return f"{shown(value)} is not allowed; it must be {rules.get(kind, detail['msg'])}"
+
+
+def _known_keys(path: KeyPath) -> list[str]:
+    """List the keys that the spec knows at a place."""
+    model: type[BaseModel] = Spec
+    for step in path:
+        if isinstance(step, str):
+            model = _model_in(model.model_fields[step].annotation)
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(_model_in(one) for one in get_args(annotation) if one is not type(None))
+
+
+def _value_at(data: Any, path: KeyPath) -> Any:
+    for step in path:
+        data = data.get(step) if isinstance(data, dict) else None
+    return data
+
+
+def _named_files(data: dict[str, Any], folder: Path, secrets: dict[str, str]) -> list[Problem]:
+    """Check the files that a spec names, relative to its folder, and put the secrets they hold into `secrets`."""
+    problems = []
+    for name, key in SECRET_FILES.items():
+        if isinstance(value := _value_at(data, key), str) and value:
+            secret, wrong = _one_line(folder / value, key, value)
+            problems += wrong
+            secrets[name] = secret
+    for key in (("gateway", "keys_file"), ("gateway", "tls", "cert_file"), ("gateway", "tls", "key_file")):
+        if isinstance(value := _value_at(data, key), str) and value:
+            problems += _text_of(folder / value, key, value)[1]
+    key = ("model", "config")
+    if isinstance(value := _value_at(data, key), str) and value:
+        text, wrong = _text_of(folder / value, key, value)
+        problems += wrong or _json_problems(text, key, value)
+    return problems
+
+
+def _text_of(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
+    try:
+        return path.read_text("utf-8"), []
+    except FileNotFoundError:
+        words = (
+            f"there is no file {shown(value)} beside the spec; write its path from the spec's folder, or make the file"
+        )
+    except UnicodeDecodeError:
+        words = f"the file {shown(value)} is not UTF-8 text; is it the right file?"
+    except OSError as error:
+        words = f"the file {shown(value)} cannot be read: {error.strerror}"
+    return "", [Problem(key, words)]
+
+
+def _one_line(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
+    """Read a secret; neither it nor any part of it is ever in a message."""
+    text, problems = _text_of(path, key, value)
+    secret = text.strip()
+    if not problems and (not secret or not secret.isprintable() or " " in secret):
+        words = f"the file {shown(value)} must hold one line without spaces: the secret itself"
+        problems = [Problem(key, words)]
+    return secret, problems
+
+
+def _json_problems(text: str, key: KeyPath, value: str) -> list[Problem]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        return [Problem(key, f"the file {shown(value)} is not JSON: {error}")]
+    if not isinstance(content, dict):
+        return [Problem(key, f"the file {shown(value)} is no JSON object; name the model's config.json")]
+    return []
+
+
+def _warnings(spec: Spec) -> Iterator[Problem]:
+    if spec.engine.version != ENGINE_VERSION:
+        words = f"gen-stack is tested with vLLM {ENGINE_VERSION}, not with {spec.engine.version}"
+        yield Problem(("engine", "version"), words)
+    if spec.gateway is not None:
+        yield Problem(("gateway",), "checked, but this version of gen-stack does not generate a gateway yet")
+    for index, node in enumerate(spec.nodes):
+        for name in node.env.keys() & spec.engine.env.keys():
+            where: KeyPath = ("nodes", index, "env", name)
+            yield Problem(where, f"overrides {key_text(('engine', 'env', name))} on this node")

@@ -1,0 +1,59 @@
+"""All that a stack's folder holds: the rendered files, and the secrets beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import TYPE_CHECKING
+
+from gen_stack.render.compose import render_compose
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gen_stack.load import LoadedSpec
+    from gen_stack.plan import GroupPlan, Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFile:
+    """The text of one file, and whether only its owner may read it."""
+
+    text: str
+    secret: bool = False
+
+    @property
+    def mode(self) -> int:
+        """Permission bits: 0600 for a secret, 0755 for a script, else 0644."""
+        return 0o600 if self.secret else 0o755 if self.text.startswith("#!") else 0o644
+
+
+def outputs(loaded: LoadedSpec, plan: Plan, folder: Path) -> dict[str, OutputFile]:
+    """List what the output folder is to hold, by path below it.
+
+    Reads the group tokens that are there already, since those are made once and never again; a new one is made in
+    memory only. Raises `OSError` when a token cannot be read.
+    """
+    files = {path: OutputFile(text) for path, text in render_compose(plan).items()}
+    for group in plan.groups:
+        texts = dict(loaded.secrets)
+        if group.supervised and "group_token" not in texts:
+            texts["group_token"] = _group_token(group, folder)
+            files[_token_path(group)] = OutputFile(f"{texts['group_token']}\n", secret=True)
+        for node in group.nodes:
+            for name in node.secrets:
+                files[f"{node.name}/secrets/{name}"] = OutputFile(f"{texts[name]}\n", secret=True)
+    return files
+
+
+def _token_path(group: GroupPlan) -> str:
+    return f"secrets/{group.name}.token"
+
+
+def _group_token(group: GroupPlan, folder: Path) -> str:
+    """Find the group's token where it was made, else where a copy of it is, else make one of 256 bits."""
+    copies = [f"{node.name}/secrets/group_token" for node in group.nodes]
+    for path in (_token_path(group), *copies):
+        if (folder / path).is_file() and (token := (folder / path).read_text("utf-8").strip()):
+            return token
+    return secrets.token_hex(32)

@@ -1,0 +1,176 @@
+"""The plan: every decision that generated files need, as plain frozen data.
+
+`planner.py` makes it, renderers read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import ipaddress
+import json
+from typing import Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A decision that the spec left open, or could have, with its reason."""
+
+    key: str
+    value: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """The image of the engine.
+
+    `build` adds our layer to `engine_image` on each node; `upstream` is that image as it is; `reference` is the user's.
+    """
+
+    kind: Literal["build", "upstream", "reference"]
+    reference: str
+    engine_image: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The GPUs of a node; `ids` empty means the first `count`."""
+
+    kind: Literal["cuda", "rocm", "cpu"]
+    count: int
+    ids: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mount:
+    """Something persistent in the container: a named volume, or a host folder that must exist."""
+
+    kind: Literal["volume", "bind"]
+    source: str
+    target: str
+    read_only: bool = False
+    volume_name: str | None = None
+    """The volume's name on the Docker engine, when several stacks share it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallelism:
+    """How many ways the model is split; their product is the world size."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    expert: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    """Section 5's bounds, as the container contract takes them."""
+
+    node_timeout: str
+    stall_timeout: str
+    max_restarts: int
+    drain: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ports:
+    """The ports of a group, all on its head: the endpoint, the control channel, the first of the rendezvous range."""
+
+    api: int
+    control: int
+    master: int
+
+
+@dataclasses.dataclass(frozen=True)
+class NodePlan:
+    """What is decided for one node."""
+
+    name: str
+    rank: int
+    address: str
+    project: str
+    devices: Devices
+    interface: str | None
+    environment: tuple[tuple[str, str], ...]
+    mounts: tuple[Mount, ...]
+    secrets: tuple[str, ...]
+    ssh: str | None
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this node has rank 0, and so the endpoint."""
+        return self.rank == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupPlan:
+    """Nodes that hold one copy of the model together, and live and die together."""
+
+    name: str
+    nodes: tuple[NodePlan, ...]
+    ports: Ports
+    supervised: bool
+    """False for a single node without replicas: that one behaves as upstream does, on a network of its own."""
+
+    @property
+    def head(self) -> NodePlan:
+        """The node of rank 0."""
+        return self.nodes[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A whole stack."""
+
+    name: str
+    spec_file: str
+    model: str
+    engine_version: str
+    image: Image
+    parallelism: Parallelism
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    user: str | None
+    api_bind: str | None
+    offline: bool
+    rdma: Literal["auto", "required", "off"]
+    recovery: Recovery
+    stop_grace_s: int
+    """How long Docker waits between SIGTERM and SIGKILL, in seconds."""
+    groups: tuple[GroupPlan, ...]
+    choices: tuple[Choice, ...]
+    gpu_memory: tuple[str | None, ...]
+    """Memory of one GPU by node as the spec says it (a size or a type), for the memory check."""
+
+    @property
+    def nodes(self) -> tuple[NodePlan, ...]:
+        """All nodes of all groups."""
+        return tuple(node for group in self.groups for node in group.nodes)
+
+
+def digest(plan: Plan, group: GroupPlan) -> str:
+    """Digest what all nodes of a group must agree on, so that nodes of two different plans never join each other.
+
+    Sixteen hexadecimal digits of a SHA-256. What concerns one host alone (mounts, own variables) is left out.
+    """
+    common = {
+        "engine": [plan.engine_version, *dataclasses.astuple(plan.image)],
+        "command": plan.command,
+        "environment": plan.environment,
+        "rdma": plan.rdma,
+        "recovery": dataclasses.astuple(plan.recovery),
+        "group": [group.name, dataclasses.astuple(group.ports)],
+        "nodes": [[node.name, node.address, node.devices.count] for node in group.nodes],
+    }
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def endpoint(plan: Plan, group: GroupPlan) -> str:
+    """Write the URL of a group's endpoint as its users reach it."""
+    address = ipaddress.ip_address(plan.api_bind or group.head.address)
+    if address.is_unspecified:
+        address = ipaddress.ip_address(group.head.address)
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"http://{host}:{group.ports.api}"

@@ -1,0 +1,182 @@
+"""From a valid spec to a plan: every decision, made here and nowhere else, without looking at disk or network."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from gen_stack.plan import (
+    Choice,
+    Devices,
+    GroupPlan,
+    Image,
+    Mount,
+    NodePlan,
+    Parallelism,
+    Plan,
+    Ports,
+    Recovery,
+)
+from gen_stack.release import LOCAL_REPOSITORY, image_tag, upstream_image
+from gen_stack.rules import device_count, groups_of, ranks_per_node
+from gen_stack.spec import seconds
+
+if TYPE_CHECKING:
+    from gen_stack.load import LoadedSpec
+    from gen_stack.spec import Node, Spec
+
+ROOT_HOME = "/root"
+USER_HOME = "/tmp"  # noqa: S108 - the one folder that an image lets every user write
+STATE_DIR = "/var/lib/gen-stack"
+WEIGHTS_VOLUME = "gen-stack-huggingface"
+STOP_S = 30
+"""What stopping takes beyond the drain, in seconds: the engine's own end (up to 9 s on a headless node), and ours."""
+
+
+def make_plan(loaded: LoadedSpec) -> Plan:
+    """Decide everything about a stack."""
+    spec = loaded.spec
+    parallelism, choices = _parallelism(spec)
+    members = groups_of(spec)
+    supervised = len(spec.nodes) > 1 or spec.gateway is not None
+    image, image_choice = _image(loaded, supervised=supervised)
+    return Plan(
+        name=spec.name,
+        spec_file=PurePath(loaded.file).name,
+        model=spec.model.id,
+        engine_version=spec.engine.version,
+        image=image,
+        parallelism=parallelism,
+        command=_command(spec, parallelism),
+        environment=tuple(spec.engine.env.items()),
+        user=spec.engine.user,
+        api_bind=spec.api.bind,
+        rdma="off" if spec.engine.device == "cpu" else spec.network.rdma,
+        offline=spec.model.offline,
+        recovery=Recovery(**dict(spec.recovery)),
+        stop_grace_s=math.ceil(seconds(spec.recovery.drain)) + STOP_S,
+        groups=tuple(
+            GroupPlan(
+                name=spec.name if len(members) == 1 else f"{spec.name}-{number}",
+                nodes=tuple(
+                    _node(loaded, spec.nodes[index], rank, supervised=supervised) for rank, index in enumerate(group)
+                ),
+                ports=Ports(spec.api.port, spec.network.control_port, spec.network.master_port),
+                supervised=supervised,
+            )
+            for number, group in enumerate(members)
+        ),
+        choices=(*choices, image_choice),
+        gpu_memory=tuple((node.gpu or spec.gpu).memory or (node.gpu or spec.gpu).type for node in spec.nodes),
+    )
+
+
+def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
+    """Complete the parallel sizes: tensor parallel inside a node, pipeline parallel across nodes."""
+    given = spec.parallelism
+    group = groups_of(spec)[0]
+    per_node = ranks_per_node(spec, spec.nodes[group[0]])
+    rest = per_node * len(group) // given.data
+    if given.tensor is not None:
+        tensor, why_tensor = given.tensor, "the spec says so"
+    elif given.pipeline is not None:
+        tensor, why_tensor = rest // given.pipeline, f"what pipeline {given.pipeline} leaves of {rest} ranks"
+    else:
+        tensor, why_tensor = min(per_node, rest), "one rank for each GPU of a node, where the links are fastest"
+    if given.pipeline is not None:
+        pipeline, why_pipeline = given.pipeline, "the spec says so"
+    else:
+        pipeline, why_pipeline = rest // tensor, f"what tensor {tensor} leaves of {rest} ranks: one stage a node"
+        if pipeline * tensor == per_node or tensor > per_node:
+            why_pipeline = f"what tensor {tensor} leaves of {rest} ranks"
+    return Parallelism(tensor, pipeline, given.data, given.expert), (
+        Choice("tensor parallel", str(tensor), why_tensor),
+        Choice("pipeline parallel", str(pipeline), why_pipeline),
+    )
+
+
+def _image(loaded: LoadedSpec, *, supervised: bool) -> tuple[Image, Choice]:
+    engine = loaded.spec.engine
+    if engine.image != "build":
+        return Image("reference", engine.image), Choice("image", engine.image, "the spec says so")
+    upstream = upstream_image(engine.device, engine.version)
+    if not supervised and "api_key" not in loaded.secrets:
+        return Image("upstream", upstream), Choice("image", upstream, "one node alone needs nothing of ours")
+    why = "a group needs its entrypoint" if supervised else "upstream takes no key from a file"
+    reference = f"{LOCAL_REPOSITORY}:{image_tag(engine.device, engine.version)}"
+    return Image("build", reference, upstream), Choice("image", f"{upstream} and our layer", why)
+
+
+def _command(spec: Spec, parallelism: Parallelism) -> tuple[str, ...]:
+    """Write the engine's arguments: those of `vllm serve`, the same on every node.
+
+    The model stands first, so that no flag that takes several values can swallow it.
+    """
+    sizes = {
+        "tensor-parallel-size": parallelism.tensor,
+        "pipeline-parallel-size": parallelism.pipeline,
+        "data-parallel-size": parallelism.data,
+    }
+    names = spec.model.served_name
+    flags: dict[str, Any] = {
+        **({"revision": spec.model.revision} if spec.model.revision else {}),
+        **({"served-model-name": names[0] if len(names) == 1 else names} if names else {}),
+        **{name: size for name, size in sizes.items() if size > 1},
+        **({"enable-expert-parallel": True} if parallelism.expert else {}),
+    }
+    flags |= {name.replace("_", "-"): value for name, value in spec.engine.args.items()}
+    return (spec.model.id, *(item for name, value in flags.items() for item in _flag(name, value)))
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [f"--no-{name}"]
+    if isinstance(value, list):
+        return [f"--{name}", *(str(one) for one in value)]
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) if isinstance(value, dict) else str(value)
+    return [f"--{name}={text}"]
+
+
+def _node(loaded: LoadedSpec, node: Node, rank: int, *, supervised: bool) -> NodePlan:
+    spec = loaded.spec
+    ids = tuple(node.gpus) if isinstance(node.gpus, list) else ()
+    secrets = {
+        "group_token": supervised,
+        "api_key": rank == 0 and "api_key" in loaded.secrets,
+        "hub_token": "hub_token" in loaded.secrets and not spec.model.offline,
+    }
+    return NodePlan(
+        name=node.name,
+        rank=rank,
+        address=node.address,
+        project=f"{spec.name}-{node.name}".replace(".", "-"),
+        devices=Devices(spec.engine.device, device_count(node), ids),
+        interface=node.interface,
+        environment=tuple(node.env.items()),
+        mounts=_mounts(spec, node),
+        secrets=tuple(name for name, needed in secrets.items() if needed),
+        ssh=node.ssh,
+    )
+
+
+def _mounts(spec: Spec, node: Node) -> tuple[Mount, ...]:
+    """Decide what persists on a node: weights, compiled kernels, and the supervisor's state.
+
+    An ordinary user cannot write a fresh named volume, which belongs to root: for one, they are folders of the node.
+    """
+    if spec.engine.user is None:
+        own = [Mount("volume", "cache", f"{ROOT_HOME}/.cache"), Mount("volume", "state", STATE_DIR)]
+    else:
+        own = [Mount("bind", "./cache", f"{USER_HOME}/.cache"), Mount("bind", "./state", STATE_DIR)]
+    weights = f"{own[0].target}/huggingface"
+    if spec.model.is_local:
+        mount = Mount("bind", node.model or spec.model.id, spec.model.id, read_only=True)
+    elif cache := node.cache or spec.model.cache:
+        mount = Mount("bind", cache, weights)
+    else:
+        mount = Mount("volume", "weights", weights, volume_name=WEIGHTS_VOLUME)
+    return (mount, *own)

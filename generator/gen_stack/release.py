@@ -1,0 +1,33 @@
+"""The release: which engine this version is tested with, and what its images are called. One place for all of it."""
+
+from gen_stack import __version__
+
+ENGINE_VERSION = "0.32.0"
+"""The vLLM release that this version of gen-stack is tested with."""
+
+DEVICES = ("cuda", "rocm", "cpu")
+"""The kinds of device an engine can run on, in the order the documentation names them."""
+
+UPSTREAM_IMAGES = {
+    "cuda": "vllm/vllm-openai",
+    "rocm": "vllm/vllm-openai-rocm",
+    "cpu": "vllm/vllm-openai-cpu",
+}
+"""Upstream's public images by device; each has a tag `v<vllm version>`."""
+
+RELEASE_REPOSITORY = "ghcr.io/gen-stack/vllm"
+"""Where the released images are, as `<repository>:<vllm version>-<our version>`, with `-rocm` or `-cpu` behind it."""
+
+LOCAL_REPOSITORY = "gen-stack/vllm"
+"""The name of an image that is built where it runs (`engine.image: build`)."""
+
+
+def upstream_image(device: str, engine_version: str) -> str:
+    """Name upstream's image of `engine_version` (such as `0.32.0`) for `device`."""
+    return f"{UPSTREAM_IMAGES[device]}:v{engine_version}"
+
+
+def image_tag(device: str, engine_version: str) -> str:
+    """Name the tag of our image for `device`, without a repository, such as `0.32.0-0.1.0-rocm`."""
+    suffix = "" if device == "cuda" else f"-{device}"
+    return f"{engine_version}-{__version__}{suffix}"

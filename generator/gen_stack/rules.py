@@ -1,0 +1,266 @@
+"""Rules that need more than one field of a spec: pure functions from a spec to its problems."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from gen_stack.owned import SHORT_FLAGS, canonical_flag, why_flag_is_refused, why_variable_is_refused
+from gen_stack.problems import KeyPath, Problem, listed, shown, suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gen_stack.spec import Node, Spec
+
+RENDEZVOUS_PORTS = 16
+"""How many ports from `network.master_port` on belong to the group: each epoch takes one (DESIGN, section 5)."""
+
+RESERVED_NODE_NAMES = {"secrets": "the folder of the group's tokens has that name; choose another name"}
+
+
+def problems_of(spec: Spec) -> list[Problem]:
+    """Find everything that is wrong between the fields of a spec."""
+    return [
+        *_node_names(spec),
+        *_addresses(spec),
+        *_devices(spec),
+        *_groups(spec),
+        *_world_size(spec),
+        *_model(spec),
+        *_ports(spec),
+        *_engine_args(spec),
+        *_environments(spec),
+        *_gateway(spec),
+        *_rdma(spec),
+    ]
+
+
+def groups_of(spec: Spec) -> list[list[int]]:
+    """List the groups of a spec that keeps the rules, as indexes of its nodes in the order of their ranks."""
+    if spec.groups:
+        index = {node.name: i for i, node in enumerate(spec.nodes)}
+        return [[index[name] for name in group if name in index] for group in spec.groups]
+    size = len(spec.nodes) // spec.replicas or 1
+    return [list(range(start, min(start + size, len(spec.nodes)))) for start in range(0, len(spec.nodes), size)]
+
+
+def device_count(node: Node) -> int:
+    """Count the GPUs that a node gives."""
+    return node.gpus if isinstance(node.gpus, int) else len(node.gpus)
+
+
+def ranks_per_node(spec: Spec, node: Node) -> int:
+    """Count the engine's ranks on a node: one a GPU, and exactly one on the CPU engine (its device count is 1)."""
+    return 1 if spec.engine.device == "cpu" else device_count(node)
+
+
+def _node_names(spec: Spec) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for index, node in enumerate(spec.nodes):
+        if node.name in first:
+            words = f"{shown(node.name)} is already the name of nodes[{first[node.name]}]; give every node its own name"
+            yield Problem(("nodes", index, "name"), words)
+        first.setdefault(node.name, index)
+        if node.name in RESERVED_NODE_NAMES:
+            yield Problem(("nodes", index, "name"), f"{shown(node.name)}: {RESERVED_NODE_NAMES[node.name]}")
+
+
+def _addresses(spec: Spec) -> Iterator[Problem]:
+    first: dict[str, Node] = {}
+    loopback = [ipaddress.ip_address(node.address).is_loopback for node in spec.nodes]
+    families = [ipaddress.ip_address(node.address).version for node in spec.nodes]
+    for index, node in enumerate(spec.nodes):
+        path: KeyPath = ("nodes", index, "address")
+        if node.address in first:
+            owner = first[node.address].name
+            words = f"{shown(node.address)} is already the address of {owner}; every node needs its own"
+            yield Problem(path, words)
+        first.setdefault(node.address, node)
+        if loopback[index] and not all(loopback):
+            words = (
+                f"{shown(node.address)} is a loopback address, which the other nodes cannot reach; write one they reach"
+            )
+            yield Problem(path, words)
+        if families[index] != families[0]:
+            words = f"{shown(node.address)} is IPv{families[index]}, but {spec.nodes[0].name} has IPv{families[0]}"
+            yield Problem(path, f"{words}; use one family for all nodes")
+
+
+def _devices(spec: Spec) -> Iterator[Problem]:
+    on_cpu = spec.engine.device == "cpu"
+    for index, node in enumerate(spec.nodes):
+        path: KeyPath = ("nodes", index, "gpus")
+        if on_cpu and node.gpus != 0:
+            yield Problem(
+                path, f"{shown(node.gpus)} with engine.device cpu; write 0, or choose the device that the GPUs are"
+            )
+        elif not on_cpu and device_count(node) == 0:
+            words = f"{node.name} gives no GPU; write how many it has, such as 8, or set engine.device to cpu"
+            yield Problem(path, words)
+
+
+def _groups(spec: Spec) -> Iterator[Problem]:
+    if spec.groups is not None and spec.replicas != 1:
+        yield Problem(("groups",), "replicas splits the nodes already; keep one of replicas and groups")
+        return
+    if spec.groups is not None:
+        yield from _named_groups(spec, spec.groups)
+    elif len(spec.nodes) % spec.replicas:
+        words = (
+            f"{len(spec.nodes)} nodes cannot be split into {spec.replicas} equal groups; change one of the two numbers"
+        )
+        yield Problem(("replicas",), words)
+
+
+def _named_groups(spec: Spec, groups: list[list[str]]) -> Iterator[Problem]:
+    known = [node.name for node in spec.nodes]
+    seen: Counter[str] = Counter()
+    for index, group in enumerate(groups):
+        if not group:
+            yield Problem(("groups", index), "this group is empty; name its nodes, the head first")
+        for place, name in enumerate(group):
+            seen[name] += 1
+            if name not in known:
+                words = f"{shown(name)} is no node of this spec{suggestion(name, known)}"
+                yield Problem(("groups", index, place), words)
+            elif seen[name] == 2:
+                yield Problem(("groups", index, place), f"{shown(name)} is in a group already; name every node once")
+    missing = [name for name in known if not seen[name]]
+    if missing:
+        yield Problem(("groups",), f"{listed(missing)} are in no group; name every node once")
+
+
+def _world_size(spec: Spec) -> Iterator[Problem]:
+    for group in groups_of(spec):
+        nodes = [spec.nodes[index] for index in group]
+        counts = {ranks_per_node(spec, node) for node in nodes}
+        if not nodes or 0 in counts:
+            continue
+        if len(counts) > 1:
+            each = listed(f"{node.name} {device_count(node)}" for node in nodes)
+            words = f"the engine needs the same number of GPUs on every node of a group, and here are {each}"
+            yield Problem(
+                ("nodes",), f"{words}; leave GPUs of the larger ones out by naming device ids or a smaller count"
+            )
+            continue
+        yield from _parallel_sizes(spec, nodes, world=counts.pop() * len(nodes))
+        return
+
+
+def _parallel_sizes(spec: Spec, nodes: list[Node], world: int) -> Iterator[Problem]:
+    parallel = spec.parallelism
+    given = (parallel.tensor or 1) * (parallel.pipeline or 1) * parallel.data
+    what = f"{world} {'nodes' if spec.engine.device == 'cpu' else 'GPUs'} in {listed(node.name for node in nodes)}"
+    sizes = f"tensor {parallel.tensor or 'open'}, pipeline {parallel.pipeline or 'open'}, data {parallel.data}"
+    complete = parallel.tensor is not None and parallel.pipeline is not None
+    if complete and given != world:
+        words = f"{sizes} make a world size of {given}, but there are {what}; choose sizes whose product is {world}"
+        yield Problem(("parallelism",), words)
+    elif world % given:
+        yield Problem(("parallelism",), f"{sizes} do not divide the {what}; choose sizes whose product is {world}")
+
+
+def _model(spec: Spec) -> Iterator[Problem]:
+    for index, node in enumerate(spec.nodes):
+        if node.model and not spec.model.is_local:
+            words = (
+                f"model.id {shown(spec.model.id)} comes from the hub, so no node has a path of its own; take this out"
+            )
+            yield Problem(("nodes", index, "model"), words)
+    if not spec.model.is_local:
+        if spec.engine.user and not all(node.cache or spec.model.cache for node in spec.nodes):
+            words = f"user {spec.engine.user} cannot write the default volume for weights, which belongs to root"
+            yield Problem(("engine", "user"), f"{words}; set model.cache to a host folder that this user owns")
+        return
+    fetched = {"revision": spec.model.revision, "token_file": spec.model.token_file, "cache": spec.model.cache}
+    for key, value in fetched.items():
+        if value is not None:
+            words = f"{shown(value)} says how to fetch from the hub, but the model is the local path {spec.model.id}"
+            yield Problem(("model", key), f"{words}; take this out")
+
+
+def _ports(spec: Spec) -> Iterator[Problem]:
+    first, last = spec.network.master_port, spec.network.master_port + RENDEZVOUS_PORTS - 1
+    if last > 65535:
+        words = (
+            f"{first} is the first of {RENDEZVOUS_PORTS} ports, up to {last}; write at most {65536 - RENDEZVOUS_PORTS}"
+        )
+        yield Problem(("network", "master_port"), words)
+    if spec.network.control_port == spec.api.port:
+        words = f"{spec.network.control_port} is also api.port; give the two ports of the head different numbers"
+        yield Problem(("network", "control_port"), words)
+    for path, port in ((("network", "control_port"), spec.network.control_port), (("api", "port"), spec.api.port)):
+        if first <= port <= last:
+            words = f"{port} lies in the {RENDEZVOUS_PORTS} ports from network.master_port {first} on; choose another"
+            yield Problem(path, words)
+
+
+def _engine_args(spec: Spec) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for name, value in spec.engine.args.items():
+        path: KeyPath = ("engine", "args", name)
+        flag = canonical_flag(name)
+        refused = why_flag_is_refused(name)
+        if refused:
+            yield Problem(path, refused)
+        elif name != name.lstrip("-"):
+            yield Problem(path, f"write the flag without dashes in front: {flag}")
+        elif name in SHORT_FLAGS:
+            yield Problem(path, f"{shown(name)} is a short form; write {flag}")
+        elif flag.startswith("no-"):
+            yield Problem(path, f"write {flag[3:]}: false")
+        elif flag in seen:
+            yield Problem(path, f"this is the same flag as {seen[flag]}; keep one of the two")
+        elif not all(part.replace("-", "").isalnum() for part in flag.replace("_", "-").split(".")):
+            yield Problem(path, "this is no name for a flag; write it as vLLM's help does, such as max-model-len")
+        elif not _is_argument(value):
+            yield Problem(
+                path, f"{shown(value)} is no value for a flag; write true, false, a number, a text, a list or a mapping"
+            )
+        seen.setdefault(flag, name)
+
+
+def _is_argument(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in value)
+    return value is not None and not (isinstance(value, str) and "\0" in value)
+
+
+def _environments(spec: Spec) -> Iterator[Problem]:
+    yield from _environment(("engine", "env"), spec.engine.env)
+    for index, node in enumerate(spec.nodes):
+        yield from _environment(("nodes", index, "env"), node.env)
+
+
+def _environment(where: KeyPath, variables: dict[str, str]) -> Iterator[Problem]:
+    for name, value in variables.items():
+        refused = why_variable_is_refused(name)
+        if refused:
+            yield Problem((*where, name), refused)
+        elif "\n" in value or "\r" in value or "\0" in value:
+            words = (
+                f"the value of {name} has a line break in it, which not every launcher carries; write it in one line"
+            )
+            yield Problem((*where, name), words)
+
+
+def _gateway(spec: Spec) -> Iterator[Problem]:
+    if spec.gateway is None:
+        return
+    known = [node.name for node in spec.nodes]
+    for index, name in enumerate(spec.gateway.nodes):
+        if name not in known:
+            yield Problem(
+                ("gateway", "nodes", index), f"{shown(name)} is no node of this spec{suggestion(name, known)}"
+            )
+    taken = {spec.api.port: "api.port", spec.network.control_port: "network.control_port"}
+    if spec.gateway.port in taken:
+        words = f"{spec.gateway.port} is also {taken[spec.gateway.port]}; give the gateway a port of its own"
+        yield Problem(("gateway", "port"), words)
+
+
+def _rdma(spec: Spec) -> Iterator[Problem]:
+    if spec.network.rdma == "required" and spec.engine.device == "cpu":
+        yield Problem(("network", "rdma"), "'required' with engine.device cpu, whose transport is TCP only; write auto")
