@@ -80,11 +80,14 @@ def _validated(document: Document) -> tuple[Spec | None, list[Problem]]:
 
 
 def _remaining_problems(data: dict[str, Any], details: list[ErrorDetails]) -> list[Problem]:
-    """Judge the rules between fields on what is left of a spec, without the sections that have errors of their own."""
-    unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
-    broken = {str(detail["loc"][0]) for detail in details if detail["type"] != "extra_forbidden"}
-    rest = {key: _without(value, [loc[1:] for loc in unknown if loc[0] == key]) for key, value in data.items()}
-    rest = {key: value for key, value in rest.items() if key not in broken and (key,) not in unknown}
+    """Judge the rules between fields on what is left of a spec, without the sections that have errors of their own.
+
+    Unknown keys and single variables are taken out alone, since no other rule leans on them.
+    """
+    apart = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden" or "env" in detail["loc"][:-1]]
+    broken = {str(detail["loc"][0]) for detail in details if detail["loc"] not in apart}
+    rest = {key: _without(value, [loc[1:] for loc in apart if loc[0] == key]) for key, value in data.items()}
+    rest = {key: value for key, value in rest.items() if key not in broken and (key,) not in apart}
     for section in broken & _STAND_INS.keys():
         rest[section] = _STAND_INS[section]
     unjudged = broken.union(*(_LEANS_ON.get(section, set()) for section in broken))

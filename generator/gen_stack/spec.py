@@ -133,6 +133,12 @@ def _environment(value: object) -> object:
     return {name: str(one) if type(one) in (int, float) else one for name, one in value.items()}
 
 
+def _no_boolean(value: object) -> object:
+    if isinstance(value, bool):  # which Python takes for the number 1
+        raise ValueError(f"{shown(value)} is no version; write 1")
+    return value
+
+
 def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -309,7 +315,7 @@ class Gateway(_Part):
 class Spec(_Part):
     """A gen-stack spec, version 1."""
 
-    version: Annotated[Literal[1], Field(description="The version of this format.")] = 1
+    version: Annotated[Literal[1], BeforeValidator(_no_boolean), Field(description="The version of this format.")] = 1
     name: Annotated[StackName, Field(description="The stack's name.")]
     model: Annotated[
         Model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -56,6 +57,7 @@ def compose_file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
         f"# Start it here with: docker compose up -d{' --wait' if node.is_head else ''}",
         "",
         _yaml({"name": node.project}),
+        "",
         "services:",
         "  engine:",
     ]
@@ -64,11 +66,10 @@ def compose_file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
         lines.append(_yaml(section, indent=4))
     secrets = {name: {"file": f"./secrets/{name}"} for name in node.secrets}
     volumes = {mount.source: _volume(mount) for mount in node.mounts if mount.kind == "volume"}
-    if secrets:
-        lines.append(_yaml({"secrets": secrets}))
-    if volumes:
-        lines.append(_yaml({"volumes": volumes}))
-    return "\n".join(lines)
+    for key, entries in (("volumes", volumes), ("secrets", secrets)):
+        if entries:
+            lines += ["", _yaml({key: entries})]
+    return "\n".join(lines) + "\n"
 
 
 def _role(group: GroupPlan, node: NodePlan) -> str:
@@ -78,44 +79,44 @@ def _role(group: GroupPlan, node: NodePlan) -> str:
 
 
 def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str, dict[str, Any]]]:
+    """List the service's keys in the order that Compose linters expect, with what is worth saying about them."""
     yield from _image(plan)
-    yield (
-        "The arguments of `vllm serve`, the same on every node.",
-        {"command": list(plan.command)},
-    )
-    yield "", {"environment": _environment(plan, group, node)}
+    rdma = _rdma_mounts(plan, group)
+    comment = "Where a host has no InfiniBand or RoCE adapter, /dev/infiniband is an empty folder." if rdma else ""
+    yield comment, {"volumes": [_mount(mount) for mount in node.mounts] + rdma}
     if node.secrets:
         yield "", {"secrets": list(node.secrets)}
+    yield "", {"environment": _environment(plan, group, node)}
     yield from _network(plan, group, node)
+    yield "The arguments of `vllm serve`, the same on every node.", {"command": list(plan.command)}
+    yield "", {"restart": "unless-stopped"}
+    if plan.image.kind == "upstream":
+        yield "", {"healthcheck": _UPSTREAM_HEALTHCHECK}
+    log_options = {"mode": "non-blocking", "max-buffer-size": "4m", "max-size": "50m", "max-file": "5"}
+    yield (
+        "A slow disk under the logs must not stop the engine.",
+        {"logging": {"driver": "json-file", "options": log_options}},
+    )
+    yield "", {"labels": _labels(plan, group, node)}
+    yield from _rights(plan, node)
     yield from _devices(plan, group, node)
+    unconfined = (
+        ["seccomp=unconfined"] if node.devices.kind == "rocm" else []
+    )  # as vLLM's documentation for ROCm has it
+    yield "", {"security_opt": ["no-new-privileges:true", *unconfined]}
     yield (
         "The engine's processes talk through shared memory; Docker's 64 MB end in an error at start.",
         {"shm_size": SHM_SIZES[node.devices.kind]},
     )
+    yield "The drain, and the engine's own end.", {"stop_grace_period": f"{plan.stop_grace_s}s"}
     yield (
-        "Pinned memory, many sockets, deep stacks: NCCL, gloo and the API server need them.",
+        "Pinned memory, deep stacks, many sockets: NCCL, gloo and the API server need them.",
         {"ulimits": {"memlock": -1, "stack": 67108864, "nofile": {"soft": 1048576, "hard": 1048576}}},
     )
-    yield from _rights(plan, node)
-    yield "", {"volumes": [_mount(mount) for mount in node.mounts] + _rdma_mounts(plan, group)}
-    yield (
-        "A slow disk under the logs must not stop the engine.",
-        {
-            "logging": {
-                "driver": "json-file",
-                "options": {"mode": "non-blocking", "max-buffer-size": "4m", "max-size": "50m", "max-file": "5"},
-            }
-        },
-    )
-    yield "", {"restart": "unless-stopped", "stop_grace_period": f"{plan.stop_grace_s}s"}
-    yield "", {"labels": _labels(plan, group, node)}
 
 
 def _image(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
-    if plan.image.kind == "upstream":
-        yield "", {"image": plan.image.reference, "healthcheck": _UPSTREAM_HEALTHCHECK}
-        return
-    if plan.image.kind == "reference":
+    if plan.image.kind != "build":
         yield "", {"image": plan.image.reference}
         return
     yield (
@@ -239,16 +240,14 @@ def _rights(plan: Plan, node: NodePlan) -> Iterator[tuple[str, dict[str, Any]]]:
     comment = "No right but those that are needed:\n" + "\n".join(f"{name}: {why}." for name, why in added.items())
     if not added:
         comment = "No right at all is needed."
-    options = ["no-new-privileges:true"]
-    if node.devices.kind == "rocm":
-        options.append("seccomp=unconfined")
-    section: dict[str, Any] = {"cap_drop": ["ALL"]}
-    if added:
-        section["cap_add"] = list(added)
-    section["security_opt"] = options
-    if plan.user:
-        section["user"] = plan.user
-    yield comment, section
+    yield (
+        comment,
+        {
+            **({"user": plan.user} if plan.user else {}),
+            **({"cap_add": list(added)} if added else {}),
+            "cap_drop": ["ALL"],
+        },
+    )
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
@@ -278,7 +277,7 @@ def _yaml(section: dict[str, Any], indent: int = 0) -> str:
     text = yaml.dump(
         _escaped(section), Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=False
     )
-    return "".join(f"{' ' * indent}{line}\n" for line in text.splitlines()).rstrip("\n") + ("" if indent else "\n")
+    return textwrap.indent(text.rstrip("\n"), " " * indent)
 
 
 def _escaped(value: Any) -> Any:
