@@ -61,7 +61,8 @@ def make_plan(loaded: LoadedSpec) -> Plan:
             GroupPlan(
                 name=spec.name if len(members) == 1 else f"{spec.name}-{number}",
                 nodes=tuple(
-                    _node(loaded, spec.nodes[index], rank, supervised=supervised) for rank, index in enumerate(group)
+                    _node(loaded, spec.nodes[index], rank, supervised=supervised, layered=image.kind != "upstream")
+                    for rank, index in enumerate(group)
                 ),
                 ports=Ports(spec.api.port, spec.network.control_port, spec.network.master_port),
                 supervised=supervised,
@@ -79,18 +80,19 @@ def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
     group = groups_of(spec)[0]
     per_node = ranks_per_node(spec, spec.nodes[group[0]])
     rest = per_node * len(group) // given.data
+    spec_says = "the spec says so"
     if given.tensor is not None:
-        tensor, why_tensor = given.tensor, "the spec says so"
+        tensor, why_tensor = given.tensor, spec_says
     elif given.pipeline is not None:
         tensor, why_tensor = rest // given.pipeline, f"what pipeline {given.pipeline} leaves of {rest} ranks"
+    elif spec.engine.device == "cpu":
+        tensor, why_tensor = 1, "the CPU engine runs one rank on a node"
     else:
         tensor, why_tensor = min(per_node, rest), "one rank for each GPU of a node, where the links are fastest"
     if given.pipeline is not None:
-        pipeline, why_pipeline = given.pipeline, "the spec says so"
+        pipeline, why_pipeline = given.pipeline, spec_says
     else:
-        pipeline, why_pipeline = rest // tensor, f"what tensor {tensor} leaves of {rest} ranks: one stage a node"
-        if pipeline * tensor == per_node or tensor > per_node:
-            why_pipeline = f"what tensor {tensor} leaves of {rest} ranks"
+        pipeline, why_pipeline = rest // tensor, f"what tensor {tensor} leaves of {rest} rank{'s' if rest > 1 else ''}"
     return Parallelism(tensor, pipeline, given.data, given.expert), (
         Choice("tensor parallel", str(tensor), why_tensor),
         Choice("pipeline parallel", str(pipeline), why_pipeline),
@@ -141,7 +143,7 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}={text}"]
 
 
-def _node(loaded: LoadedSpec, node: Node, rank: int, *, supervised: bool) -> NodePlan:
+def _node(loaded: LoadedSpec, node: Node, rank: int, *, supervised: bool, layered: bool) -> NodePlan:
     spec = loaded.spec
     ids = tuple(node.gpus) if isinstance(node.gpus, list) else ()
     secrets = {
@@ -157,26 +159,26 @@ def _node(loaded: LoadedSpec, node: Node, rank: int, *, supervised: bool) -> Nod
         devices=Devices(spec.engine.device, device_count(node), ids),
         interface=node.interface,
         environment=tuple(node.env.items()),
-        mounts=_mounts(spec, node),
+        mounts=_mounts(spec, node, layered=layered),
         secrets=tuple(name for name, needed in secrets.items() if needed),
         ssh=node.ssh,
     )
 
 
-def _mounts(spec: Spec, node: Node) -> tuple[Mount, ...]:
-    """Decide what persists on a node: weights, compiled kernels, and the supervisor's state.
+def _mounts(spec: Spec, node: Node, *, layered: bool) -> tuple[Mount, ...]:
+    """Decide what persists on a node: weights, compiled kernels, and the state of our layer.
 
     An ordinary user cannot write a fresh named volume, which belongs to root: for one, they are folders of the node.
     """
     if spec.engine.user is None:
-        own = [Mount("volume", "cache", f"{ROOT_HOME}/.cache"), Mount("volume", "state", STATE_DIR)]
+        cache, state = Mount("volume", "cache", f"{ROOT_HOME}/.cache"), Mount("volume", "state", STATE_DIR)
     else:
-        own = [Mount("bind", "./cache", f"{USER_HOME}/.cache"), Mount("bind", "./state", STATE_DIR)]
-    weights = f"{own[0].target}/huggingface"
+        cache, state = Mount("bind", "./cache", f"{USER_HOME}/.cache"), Mount("bind", "./state", STATE_DIR)
+    weights = f"{cache.target}/huggingface"
     if spec.model.is_local:
         mount = Mount("bind", node.model or spec.model.id, spec.model.id, read_only=True)
-    elif cache := node.cache or spec.model.cache:
-        mount = Mount("bind", cache, weights)
+    elif folder := node.cache or spec.model.cache:
+        mount = Mount("bind", folder, weights)
     else:
         mount = Mount("volume", "weights", weights, volume_name=WEIGHTS_VOLUME)
-    return (mount, *own)
+    return (mount, cache, state) if layered else (mount, cache)

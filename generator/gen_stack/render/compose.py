@@ -88,7 +88,8 @@ def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str
         yield "", {"secrets": list(node.secrets)}
     yield "", {"environment": _environment(plan, group, node)}
     yield from _network(plan, group, node)
-    yield "The arguments of `vllm serve`, the same on every node.", {"command": list(plan.command)}
+    same = ", the same on every node" if len(group.nodes) > 1 else ""
+    yield f"The arguments of `vllm serve`{same}.", {"command": list(plan.command)}
     yield "", {"restart": "unless-stopped"}
     if plan.image.kind == "upstream":
         yield "", {"healthcheck": _UPSTREAM_HEALTHCHECK}
