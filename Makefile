@@ -1,0 +1,58 @@
+# make demo    an answer from a real model that three containers computed together
+# make test    every test, with the real engine on lab hosts; make check: the quick part of it
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint unit generated images lab-up lab-down bench clean
+
+PYTHON ?= python3
+HOSTS ?= 3
+ENGINE ?= 26.1
+BIN := .venv/bin
+READY := .venv/.ready
+DCLINT := dclint@3.1.0
+
+help: ## This list
+	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' $(MAKEFILE_LIST) | column -t -s:
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Start the demo stack on this machine and ask it a question
+	@$(BIN)/python -m tools.demo
+
+test: lint ## Every test: units, lab hosts, the real engine with a real model
+	$(BIN)/python -m pytest tests
+
+check: lint unit ## Lint, types, unit tests; under a minute
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/hadolint images/*/Dockerfile
+	$(BIN)/shellcheck .ci/run
+	@if command -v npx >/dev/null; then set -x; npx --yes $(DCLINT) --recursive compose tests/generator/golden; \
+	else echo "dclint: not run, since there is no Node.js here"; fi
+
+unit: $(READY)
+	$(BIN)/python -m pytest tests -m "not lab"
+
+generated: $(READY) ## Write the reference stacks, the golden files and the documents that are generated
+	$(BIN)/python -m tests.generator.regenerate
+
+images: $(READY) ## Build the CPU engine image and our layer on it, with the Docker that is there
+	$(BIN)/python -m tools.images
+
+lab-up: $(READY) ## Bring up HOSTS=3 lab hosts with Docker ENGINE=26.1 or 20.10
+	$(BIN)/python -m tests.lab up --hosts $(HOSTS) --engine $(ENGINE)
+
+lab-down: $(READY) ## Remove the lab hosts
+	$(BIN)/python -m tests.lab down
+
+bench: $(READY) ## Measure what the documentation states figures of
+	$(BIN)/python -m tools.bench
+
+clean: ## Remove what make made in this folder
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist stacks
