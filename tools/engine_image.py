@@ -128,16 +128,19 @@ def contents(file: IO[str]) -> str:
 def build(docker_host: str | None, key: str) -> None:
     """Build the image from images/cpu on a base made here, from packages fetched here."""
     base = imported_base(docker_host)
+    options = [
+        "--quiet", "--force-rm", "--network=none",  # no network: the base has what the Dockerfile needs
+        f"--file={SOURCE / 'Dockerfile'}", f"--build-arg=BASE_IMAGE={base}",
+        f"--label={KEY_LABEL}={key}", f"--tag={local_name(key)}",
+    ]  # fmt: skip
     # Only the image is worth keeping; pip's own cache has the wheels.
     with scratch("engine-context") as context:
         prepare_packages(context / "usr-local")
-        with step("docker build of images/cpu"):
-            # No network: the base has what the Dockerfile needs, and this proves it.
-            docker(
-                docker_host, "build", "--quiet", "--network=none", f"--file={SOURCE / 'Dockerfile'}",
-                f"--build-arg=BASE_IMAGE={base}", f"--label={KEY_LABEL}={key}", f"--tag={local_name(key)}", context,
-            )  # fmt: skip
-    docker(docker_host, "image", "prune", "--force", f"--filter=label={STAGE_LABEL}")
+        try:
+            with step("docker build of images/cpu"):
+                docker(docker_host, "build", *options, context)
+        finally:
+            docker(docker_host, "image", "prune", "--force", f"--filter=label={STAGE_LABEL}")
 
 
 def imported_base(docker_host: str | None) -> str:
@@ -210,6 +213,9 @@ def prepare_packages(prefix: Path) -> None:
     for pattern in TORCH_LEFT_OUT:
         for path in (site / "torch").glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+    # Any user of a container reads them, whatever umask this ran under. (A chmod in the Dockerfile would
+    # copy every file into one more layer.)
+    run(["chmod", "-R", "a+rX", prefix])
 
 
 def pip(*words: str) -> str:
