@@ -144,9 +144,9 @@ class Lab:
             _pipe(seed.command(["docker", "save", tag]), host.command(["docker", "load", "-q"]))
 
     def _seed(self) -> Host:
-        # One seed for each generation: an engine never reads a store that a newer one wrote.
-        storage = self.root / "images" / self.software.engine
-        return Host(self.root, self.network, 0, self.software, storage)
+        # One seed for all generations, kept by the oldest engine: a newer one can read what an older one wrote.
+        oldest = Software(next(iter(downloads.GENERATIONS)))
+        return Host(self.root, self.network, 0, oldest, self.root / "images/docker")
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[Host]:
@@ -155,6 +155,7 @@ class Lab:
         seed.data_root.mkdir(parents=True, exist_ok=True)
         with (self.root / "images/lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            self.network.make_switch()
             seed.up()
             try:
                 yield seed
