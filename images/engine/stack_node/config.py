@@ -319,13 +319,21 @@ def _rdma(reader: _Reader) -> Rdma:
 
 
 def _check_families(reader: _Reader, config: NodeConfig) -> None:
-    if config.node_addr is None or config.master_addr is None or _HOST_NAME.fullmatch(config.master_addr):
+    if config.node_addr is None or config.master_addr is None or not _is_numeric(config.master_addr):
         return
     if (":" in config.node_addr) != (":" in config.master_addr):
         reader.problems.append(
             f"NODE_ADDR={config.node_addr} and MASTER_ADDR={config.master_addr} are of two address families; "
             "use IPv4 for all nodes or IPv6 for all"
         )
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_ports(reader: _Reader, config: NodeConfig) -> None:
