@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stack_node.logpump import Sink, Voice, copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read_end, write_end = os.pipe()
+    yield read_end, write_end
+    os.close(read_end)
+
+
+def fill(write_end: int) -> int:
+    """Make a pipe full, so that the next writer is stuck at once; returns how many bytes that took."""
+    os.set_blocking(write_end, False)
+    size = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            size += os.write(write_end, b"." * 4096)
+    os.set_blocking(write_end, True)
+    return size
+
+
+def drain(read_end: int, until: bytes, skip: int = 0) -> bytes:
+    data = b""
+    while until not in data:
+        data += os.read(read_end, 1 << 16)
+    return data[skip:]
+
+
+def test_bytes_pass_untouched(pipe: tuple[int, int]) -> None:
+    source_read, source_write = os.pipe()
+    reader = copy(source_read, Sink(pipe[1], "stack-node"))
+    original = b"caf\xe9 \x00\r 10%\r 20%\n\xff" * 100 + b"END"
+    os.write(source_write, original)
+    assert drain(pipe[0], b"END") == original
+    os.close(source_write)
+    reader.join(10)
+    assert not reader.is_alive()
+
+
+def test_own_lines_do_not_break_into_others(pipe: tuple[int, int]) -> None:
+    sink = Sink(pipe[1], "stack-node[0/2]")
+    sink.put(b"loading 10%")
+    Voice(sink)("ready")
+    assert drain(pipe[0], b"ready\n") == b"loading 10%\nstack-node[0/2]: ready\n"
+
+
+def test_a_stuck_reader_blocks_nobody_and_learns_what_it_missed(pipe: tuple[int, int]) -> None:
+    filled = fill(pipe[1])
+    sink = Sink(pipe[1], "stack-node", limit=10_000)
+    lines = 20_000
+    for number in range(lines):
+        sink.put(b"line %d\n" % number)
+    assert not sink.flush(0.01)
+    sink.put(b"END\n")
+    seen = drain(pipe[0], b"END\n", filled).decode().splitlines()
+    told = [line for line in seen if line.startswith("stack-node")]
+    assert len(told) == 1
+    missed = re.fullmatch(r"stack-node: (\d+) lines of output dropped here, because nobody read them in time", told[0])
+    assert missed
+    assert len(seen) - 2 + int(missed[1]) == lines  # the notice and END are no such lines
+    assert seen[-2] == f"line {lines - 1}"
+    assert sink.flush(10)
+
+
+def test_a_gap_ends_on_a_whole_line(pipe: tuple[int, int]) -> None:
+    filled = fill(pipe[1])
+    sink = Sink(pipe[1], "stack-node", limit=4_000)
+    text = b"".join(b"line %06d\n" % number for number in range(50_000))
+    for start in range(0, len(text), 7):  # chunks that end anywhere
+        sink.put(text[start : start + 7])
+    sink.put(b"END\n")
+    seen = drain(pipe[0], b"END\n", filled).decode().splitlines()
+    gap = next(index for index, line in enumerate(seen) if line.startswith("stack-node: "))
+    assert all(re.fullmatch(r"line \d{6}", line) for line in seen[gap + 1 : -1])
+    assert seen[gap - 1].startswith("line 0") if gap else True  # what the writer held may have been cut
+
+
+def test_a_reader_that_is_gone_is_no_error() -> None:
+    read_end, write_end = os.pipe()
+    sink = Sink(write_end, "stack-node")
+    os.close(read_end)
+    sink.put(b"lost\n")
+    assert sink.flush(10)
