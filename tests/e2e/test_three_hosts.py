@@ -1,0 +1,119 @@
+"""From a spec to an answer that several hosts computed: generated folders, unmodified, with the real engine."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import COMPOSE
+from tests.lab.fixtures import Hosts
+from tests.lab.host import Software
+from tools.chat import answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.conftest import Deployment, Group
+    from tests.lab.host import Host
+
+pytestmark = pytest.mark.lab
+
+MODEL = "/srv/models/SmolLM2-135M-Instruct"
+NEW, OLD = Hosts(3, Software("26.1")), Hosts(3, Software("20.10"))
+
+
+def listening(host: Host) -> set[int]:
+    """List the TCP ports that anything on a host listens on."""
+    lines = host.sh(["ss", "-Hltn"], user=None).stdout.splitlines()
+    return {int(line.split()[3].rpartition(":")[2]) for line in lines}
+
+
+def api_servers(host: Host) -> list[str]:
+    """List the processes on a host that call themselves an API server, by their command lines."""
+    containers = host.sh(["docker", "ps", "-q"]).stdout.split()
+    tops = "".join(host.docker("top", container, "-eo", "args") for container in containers)
+    return re.findall(r"VLLM::APIServer.*", tops)
+
+
+def share_of_weights(log: str) -> list[str]:
+    """Find the engine's own lines on the part of the model that a rank loaded."""
+    return re.findall(r"Model loading took ([0-9.]+) GiB", log)
+
+
+def ranks_in(log: str) -> list[str]:
+    """Find the engine's own line on a rank's place in the group."""
+    return re.findall(r"rank (\d+) in world size \d+ is assigned as DP rank \d+, PP rank \d+.*?TP rank \d+", log)
+
+
+def assert_only_the_head_serves(group: Group) -> None:
+    assert 8000 in listening(group.head.host)
+    for worker in group.nodes[1:]:
+        assert 8000 not in listening(worker.host)
+        assert api_servers(worker.host) == []
+        assert "Started server process" not in worker.logs()
+
+
+def assert_every_rank_holds_a_part(group: Group) -> None:
+    for rank, log in enumerate(group.logs()):
+        assert ranks_in(log) == [str(rank)], log
+        assert len(share_of_weights(log)) == 1, log
+
+
+def assert_down_leaves_nothing(group: Group) -> None:
+    for node in group.nodes:
+        node.compose("down", "-v")
+        assert node.host.containers() == []
+        assert node.host.sh(["docker", "volume", "ls", "-q"]).stdout == ""
+        assert 8000 not in listening(node.host)
+        assert "vllm" not in node.host.sh(["ps", "-eo", "args"], user=None).stdout.lower()
+
+
+@pytest.mark.parametrize("lab", [OLD], indirect=True, ids=["engine-20.10"])
+def test_three_hosts_answer_with_a_third_of_every_layer_each(deployment: Deployment) -> None:
+    group = deployment.deploy("cpu-tp3")
+    assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
+    assert_every_rank_holds_a_part(group)
+    assert_only_the_head_serves(group)
+    assert_down_leaves_nothing(group)
+
+
+@pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
+def test_two_hosts_answer_with_half_of_the_layers_each(deployment: Deployment) -> None:
+    group = deployment.deploy("cpu-pp2")
+    assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
+    assert_every_rank_holds_a_part(group)
+    assert_only_the_head_serves(group)
+    assert_down_leaves_nothing(group)
+
+
+@pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
+def test_two_hosts_answer_over_ipv6_as_an_ordinary_user(deployment: Deployment) -> None:
+    group = deployment.deploy("cpu-pp2-ipv6")
+    assert "Paris" in answer("http://[fd00:77::11]:8000", MODEL)
+    assert_every_rank_holds_a_part(group)
+    assert_only_the_head_serves(group)
+    users = {node.compose("exec", "engine", "id", "-u").stdout.strip() for node in group.nodes}
+    assert users == {"1000"}
+    assert_down_leaves_nothing(group)
+
+
+@pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
+def test_the_api_key_is_asked_for_and_shown_nowhere(deployment: Deployment, tmp_path: Path) -> None:
+    key = "sk-end-to-end-0123456789"
+    (tmp_path / "api_key").write_text(f"{key}\n")
+    spec = tmp_path / "spec.yaml"
+    spec.write_text((COMPOSE / "cpu-pp2/spec.yaml").read_text() + "api: {key_file: ./api_key}\n")
+    group = deployment.place(deployment.generate(spec))
+    deployment.start(group)
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        answer("http://10.77.0.11:8000", MODEL)
+    assert "Paris" in answer("http://10.77.0.11:8000", MODEL, key=key)
+    for node in group.nodes:
+        [container] = node.containers()
+        assert key not in node.logs()
+        assert key not in node.host.docker("inspect", container)
+        assert key not in node.host.docker("top", container, "-eo", "args")
+    assert_down_leaves_nothing(group)
