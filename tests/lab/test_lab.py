@@ -84,6 +84,8 @@ def own_lab(request: pytest.FixtureRequest, busybox_tar: Path) -> Iterator[Lab]:
     with lab_session(Hosts(3, made.software), made):
         made.import_image(IMAGE, busybox_tar)
         yield made
+        made.forget_images()
+    shutil.rmtree(ROOT)
 
 
 def traces(lab: Lab) -> list[str]:
