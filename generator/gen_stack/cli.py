@@ -5,6 +5,7 @@ Exit status: 0 done, 1 a check found something, 2 the input is wrong, 3 somethin
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -122,8 +123,8 @@ def _report(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> None:
         print(f"  data parallel {sizes.data}{', expert parallel' if sizes.expert else ''}: the spec says so")
     written = sum(kind not in ("left over", "obsolete") for _, kind in changes)
     print(f"{folder}: {written} file{'s' if written != 1 else ''} written" if written else f"{folder}: up to date")
-    for path in sorted({path.split("/")[0] for path, kind in changes if kind == "left over"}):
-        print(f"{folder / path}: left over from an earlier spec; stop it on its host, then delete the folder")
+    for line in _left_over(plan, folder, changes):
+        print(line)
     print("next: copy each folder to its host, and in it run")
     for group in plan.groups:
         for node in group.nodes:
@@ -131,8 +132,24 @@ def _report(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> None:
             print(f"  {node.name} ({node.address}): docker compose {wait}")
 
 
+def _left_over(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> list[str]:
+    """Name what an earlier run wrote and this one does not need, but cannot delete for the user."""
+    paths = [path for path, kind in changes if kind == "left over"]
+    kept = {"secrets", *(node.name for node in plan.nodes)}
+    gone = sorted({path.split("/")[0] for path in paths} - kept)
+    changed = sorted(path for path in paths if path.split("/")[0] in kept)
+    return [
+        *(
+            f"{folder / name}: left over from an earlier spec; stop it on its host, then delete the folder"
+            for name in gone
+        ),
+        *(f"{folder / path}: not needed any more; delete it if it is of no use to you" for path in changed),
+    ]
+
+
 def main() -> None:
     """Run the command line, and turn every error a user can meet into words and an exit status."""
+    _prepare_output()
     try:
         status = app(result_action="return_value", exit_on_error=False, print_error=True)
         sys.stdout.flush()
@@ -142,12 +159,28 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(error.status)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(GenStackError.status)
     except OSError as error:
+        _drop_output()
         print(f"{error.filename or 'gen-stack'}: {error.strerror}; nothing more was done", file=sys.stderr)
         sys.exit(GenStackError.status)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         sys.exit(130)
     sys.exit(status)
+
+
+def _prepare_output() -> None:
+    """Print UTF-8 in every locale, file names that are none as they are, and nothing where the stream is closed."""
+    for name, errors in (("stdout", "surrogateescape"), ("stderr", "backslashreplace")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def _drop_output() -> None:
+    """Keep Python from trying once more, at its end, to write what the other side does not take."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

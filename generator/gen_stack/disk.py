@@ -88,14 +88,14 @@ def write(folder: Path, files: Mapping[str, OutputFile]) -> list[Difference]:
     record = _read_record(folder)
     new = {path: [_digest(file.text.encode())] for path, file in files.items()}
     kept = {one.path: record[one.path] for one in found if one.kind == "left over"}
-    if {**kept, **new} != record or found:
+    if {**kept, **new} != record or len(kept) < len(found):
         both = {path: sorted({*new.get(path, ()), *record.get(path, ())}) for path in {**record, **new}}
         with _staged(folder, {one.path: files[one.path] for one in found if one.path in files}) as place:
             _write_record(folder, both)
             place()
         for one in found:
             if one.kind == "obsolete":
-                (folder / one.path).unlink()
+                _remove(folder, one.path)
         _write_record(folder, {**kept, **new})
     return found
 
@@ -163,6 +163,14 @@ def _mode_is_right(path: Path, file: OutputFile) -> bool:
     return bool(mode & 0o100) == bool(file.mode & 0o100)
 
 
+def _remove(folder: Path, path: str) -> None:
+    """Remove a file, and the folders that are empty without it."""
+    (folder / path).unlink()
+    with contextlib.suppress(OSError):  # another file is in it
+        for above in list((folder / path).parents)[: path.count("/")]:
+            above.rmdir()
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()
@@ -182,7 +190,7 @@ def _read_record(folder: Path) -> dict[str, list[str]]:
         record = json.loads(content)
         if record["schema"] == _SCHEMA:
             return {str(path): [str(one) for one in digests] for path, digests in record["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise GenStackError(f"{folder / RECORD}: this is not gen-stack's record of what it wrote here; move it away")
 

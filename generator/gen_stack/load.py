@@ -36,6 +36,9 @@ _LEANS_ON = {
 }
 """Which sections' rules cannot be judged when a section has errors in its own fields."""
 
+MAX_FILE_BYTES = 16 << 20
+"""How large a file may be that a spec names; the indexes of the largest models have a few megabytes."""
+
 SECRET_FILES: dict[str, KeyPath] = {
     "api_key": ("api", "key_file"),
     "hub_token": ("model", "token_file"),
@@ -117,6 +120,11 @@ def _problem_of(detail: ErrorDetails, data: dict[str, Any]) -> Problem:
 
 def _words_of(detail: ErrorDetails) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    rule = "a hub id, an absolute path, or a mapping with `id`" if (detail["loc"], kind) == _NO_MODEL else None
+    if value is None and kind.endswith("_type"):
+        return f"there is no value here; write {rule or _KINDS.get(kind, 'one')}"
+    if rule:
+        return f"{shown(value)} is not allowed; write {rule}"
     if kind == "missing":
         return "this key is required; add it"
     if kind == "extra_forbidden":
@@ -128,9 +136,7 @@ def _words_of(detail: ErrorDetails) -> str:
     if kind == "literal_error":
         return f"{shown(value)} is not allowed here; write {context['expected']}"
     rules = {
-        "int_type": "a whole number, without quotation marks",
-        "float_type": "a number, without quotation marks",
-        "bool_type": "true or false, without quotation marks",
+        **_KINDS,
         "string_type": "a text; put it into quotation marks",
         "list_type": "a list; write one '- item' a line, or [a, b]",
         "dict_type": "a mapping; write 'key: value' below it",
@@ -143,6 +149,18 @@ def _words_of(detail: ErrorDetails) -> str:
         "string_too_long": f"a text of at most {context.get('max_length')} characters",
     }
     return f"{shown(value)} is not allowed; it must be {rules.get(kind, detail['msg'])}"
+
+
+_NO_MODEL = (("model",), "model_type")
+_KINDS = {
+    "int_type": "a whole number, without quotation marks",
+    "float_type": "a number, without quotation marks",
+    "bool_type": "true or false, without quotation marks",
+    "string_type": "a text",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "a mapping, such as {key: value}",
+    "model_type": "a mapping, such as {key: value}",
+}
 
 
 def _known_keys(path: KeyPath) -> list[str]:
@@ -186,7 +204,11 @@ def _named_files(data: dict[str, Any], folder: Path, secrets: dict[str, str]) ->
 
 def _text_of(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
     try:
-        return path.read_text("utf-8"), []
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_FILE_BYTES + 1)
+        if len(raw) <= MAX_FILE_BYTES:
+            return raw.decode("utf-8-sig"), []
+        words = f"the file {shown(value)} has more than {MAX_FILE_BYTES} bytes; is it the right file?"
     except FileNotFoundError:
         words = (
             f"there is no file {shown(value)} beside the spec; write its path from the spec's folder, or make the file"
@@ -195,6 +217,8 @@ def _text_of(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
         words = f"the file {shown(value)} is not UTF-8 text; is it the right file?"
     except OSError as error:
         words = f"the file {shown(value)} cannot be read: {error.strerror}"
+    except ValueError:
+        words = f"{shown(value)} is no name for a file; write its path from the spec's folder"
     return "", [Problem(key, words)]
 
 
@@ -211,8 +235,9 @@ def _one_line(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]
 def _json_problems(text: str, key: KeyPath, value: str) -> list[Problem]:
     try:
         content = json.loads(text)
-    except ValueError as error:
-        return [Problem(key, f"the file {shown(value)} is not JSON: {error}")]
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        return [Problem(key, f"the file {shown(value)} is not JSON: {why}")]
     if not isinstance(content, dict):
         return [Problem(key, f"the file {shown(value)} is no JSON object; name the model's config.json")]
     return []
@@ -225,6 +250,6 @@ def _warnings(spec: Spec) -> Iterator[Problem]:
     if spec.gateway is not None:
         yield Problem(("gateway",), "checked, but this version of gen-stack does not generate a gateway yet")
     for index, node in enumerate(spec.nodes):
-        for name in node.env.keys() & spec.engine.env.keys():
+        for name in sorted(node.env.keys() & spec.engine.env.keys()):
             where: KeyPath = ("nodes", index, "env", name)
             yield Problem(where, f"overrides {key_text(('engine', 'env', name))} on this node")

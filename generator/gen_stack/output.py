@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from typing import TYPE_CHECKING
 
+from gen_stack.problems import GenStackError
 from gen_stack.render.compose import render_compose
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def outputs(loaded: LoadedSpec, plan: Plan, folder: Path) -> dict[str, OutputFil
     """List what the output folder is to hold, by path below it.
 
     Reads the group tokens that are there already, since those are made once and never again; a new one is made in
-    memory only. Raises `OSError` when a token cannot be read.
+    memory only. Raises `GenStackError` when one there is no token, and `OSError` when it cannot be read.
     """
     files = {path: OutputFile(text) for path, text in render_compose(plan).items()}
     for group in plan.groups:
@@ -54,6 +55,8 @@ def _group_token(group: GroupPlan, folder: Path) -> str:
     """Find the group's token where it was made, else where a copy of it is, else make one of 256 bits."""
     copies = [f"{node.name}/secrets/group_token" for node in group.nodes]
     for path in (_token_path(group), *copies):
-        if (folder / path).is_file() and (token := (folder / path).read_text("utf-8").strip()):
+        if (folder / path).is_file() and (token := (folder / path).read_text("utf-8", "replace").strip()):
+            if not (token.isascii() and token.isprintable() and " " not in token):
+                raise GenStackError(f"{folder / path}: this is no token; it must be one line of letters and digits")
             return token
     return secrets.token_hex(32)

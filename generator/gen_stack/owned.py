@@ -119,9 +119,13 @@ _OWNED_PREFIXES = {
 
 
 def canonical_flag(name: str) -> str:
-    """Spell a flag the way vLLM's help does: dashes, no dashes in front, long form."""
-    bare = name.lstrip("-").replace("_", "-")
-    return SHORT_FLAGS.get(bare, bare)
+    """Spell a flag the way vLLM's help does: dashes, no dashes in front, long form.
+
+    What follows a point is a key inside the flag's JSON value, and keeps its spelling.
+    """
+    bare, *keys = name.lstrip("-").split(".")
+    bare = bare.replace("_", "-")
+    return ".".join([SHORT_FLAGS.get(bare, bare), *keys])
 
 
 def why_flag_is_refused(name: str) -> str | None:

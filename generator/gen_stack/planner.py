@@ -7,6 +7,7 @@ import math
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from gen_stack.owned import canonical_flag
 from gen_stack.plan import (
     Choice,
     Devices,
@@ -44,7 +45,7 @@ def make_plan(loaded: LoadedSpec) -> Plan:
     image, image_choice = _image(loaded, supervised=supervised)
     return Plan(
         name=spec.name,
-        spec_file=PurePath(loaded.file).name,
+        spec_file=_plain(PurePath(loaded.file).name),
         model=spec.model.id,
         engine_version=spec.engine.version,
         image=image,
@@ -74,12 +75,17 @@ def make_plan(loaded: LoadedSpec) -> Plan:
     )
 
 
+def _plain(name: str) -> str:
+    """Write a file's name so that it stays on one line of a comment."""
+    return name if name.isprintable() else ascii(name)
+
+
 def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
     """Complete the parallel sizes: tensor parallel inside a node, pipeline parallel across nodes."""
     given = spec.parallelism
+    per_node = min(ranks_per_node(spec, node) for node in spec.nodes)  # groups may differ, if not in their world size
     group = groups_of(spec)[0]
-    per_node = ranks_per_node(spec, spec.nodes[group[0]])
-    rest = per_node * len(group) // given.data
+    rest = ranks_per_node(spec, spec.nodes[group[0]]) * len(group) // given.data
     spec_says = "the spec says so"
     if given.tensor is not None:
         tensor, why_tensor = given.tensor, spec_says
@@ -128,7 +134,7 @@ def _command(spec: Spec, parallelism: Parallelism) -> tuple[str, ...]:
         **{name: size for name, size in sizes.items() if size > 1},
         **({"enable-expert-parallel": True} if parallelism.expert else {}),
     }
-    flags |= {name.replace("_", "-"): value for name, value in spec.engine.args.items()}
+    flags |= {canonical_flag(name): value for name, value in spec.engine.args.items()}
     return (spec.model.id, *(item for name, value in flags.items() for item in _flag(name, value)))
 
 

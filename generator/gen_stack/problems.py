@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,10 +56,13 @@ class SpecError(InputError):
 
 
 def key_text(path: KeyPath) -> str:
-    """Write a key path as users do: `nodes[1].address`."""
+    """Write a key path as users do: `nodes[1].address`; a key that is no plain word stands in brackets, too."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+        if isinstance(step, int) or not re.fullmatch(r"[\w.-]+", step):
+            text += f"[{step if isinstance(step, int) else shown(step)}]"
+        else:
+            text += f".{step}" if text else step
     return text
 
 
@@ -77,5 +81,5 @@ def listed(words: Iterable[str]) -> str:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Suggest the closest known word, as a piece of a sentence that may be empty."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""

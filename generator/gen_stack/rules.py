@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -129,10 +131,12 @@ def _named_groups(spec: Spec, groups: list[list[str]]) -> Iterator[Problem]:
                 yield Problem(("groups", index, place), f"{shown(name)} is in a group already; name every node once")
     missing = [name for name in known if not seen[name]]
     if missing:
-        yield Problem(("groups",), f"{listed(missing)} are in no group; name every node once")
+        words = f"{listed(missing)} {'are' if len(missing) > 1 else 'is'} in no group; name every node once"
+        yield Problem(("groups",), words)
 
 
 def _world_size(spec: Spec) -> Iterator[Problem]:
+    first: tuple[int, list[Node]] | None = None
     for group in groups_of(spec):
         nodes = [spec.nodes[index] for index in group]
         counts = {ranks_per_node(spec, node) for node in nodes}
@@ -145,8 +149,16 @@ def _world_size(spec: Spec) -> Iterator[Problem]:
                 ("nodes",), f"{words}; leave GPUs of the larger ones out by naming device ids or a smaller count"
             )
             continue
-        yield from _parallel_sizes(spec, nodes, world=counts.pop() * len(nodes))
-        return
+        world = counts.pop() * len(nodes)
+        if first is None:
+            first = world, nodes
+            yield from _parallel_sizes(spec, nodes, world)
+        elif world != first[0]:
+            here, there = (listed(node.name for node in some) for some in (nodes, first[1]))
+            what = "nodes" if spec.engine.device == "cpu" else "GPUs"
+            words = f"every group has the same parallel sizes, but {there} make {first[0]} {what} and {here} {world}"
+            key = "nodes" if spec.groups is None else "groups"
+            yield Problem((key,), f"{words}; make groups of the same number of {what}")
 
 
 def _parallel_sizes(spec: Spec, nodes: list[Node], world: int) -> Iterator[Problem]:
@@ -169,6 +181,9 @@ def _model(spec: Spec) -> Iterator[Problem]:
                 f"model.id {shown(spec.model.id)} comes from the hub, so no node has a path of its own; take this out"
             )
             yield Problem(("nodes", index, "model"), words)
+    for index, name in enumerate(spec.model.served_name):
+        if len(spec.model.served_name) > 1 and (wrong := _leading_dash(name)):
+            yield Problem(("model", "served_name", index), wrong)
     if not spec.model.is_local:
         if spec.engine.user and not all(node.cache or spec.model.cache for node in spec.nodes):
             words = f"user {spec.engine.user} cannot write the default volume for weights, which belongs to root"
@@ -203,7 +218,9 @@ def _engine_args(spec: Spec) -> Iterator[Problem]:
         path: KeyPath = ("engine", "args", name)
         flag = canonical_flag(name)
         refused = why_flag_is_refused(name)
-        if refused:
+        if not flag:
+            yield Problem(path, "a flag needs a name; write it as vLLM's help does, such as max-model-len")
+        elif refused:
             yield Problem(path, refused)
         elif name != name.lstrip("-"):
             yield Problem(path, f"write the flag without dashes in front: {flag}")
@@ -213,19 +230,40 @@ def _engine_args(spec: Spec) -> Iterator[Problem]:
             yield Problem(path, f"write {flag[3:]}: false")
         elif flag in seen:
             yield Problem(path, f"this is the same flag as {seen[flag]}; keep one of the two")
-        elif not all(part.replace("-", "").isalnum() for part in flag.replace("_", "-").split(".")):
+        elif not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9_-]+)*", flag):
             yield Problem(path, "this is no name for a flag; write it as vLLM's help does, such as max-model-len")
-        elif not _is_argument(value):
-            yield Problem(
-                path, f"{shown(value)} is no value for a flag; write true, false, a number, a text, a list or a mapping"
-            )
+        else:
+            yield from (Problem(path, words) for words in _argument(value))
         seen.setdefault(flag, name)
 
 
-def _is_argument(value: object) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in value)
-    return value is not None and not (isinstance(value, str) and "\0" in value)
+def _argument(value: object) -> Iterator[str]:
+    """Say what is wrong with a flag's value."""
+    if value is None or value == []:
+        yield f"{shown(value)} is no value for a flag; write true, false, a number, a text, a list or a mapping"
+    elif not isinstance(value, list):
+        yield from _leaves(value)
+    elif not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in value):
+        yield f"{shown(value)}: a list may hold texts and numbers only; write anything else as one text of JSON"
+    else:
+        yield from (words for one in value for words in (_leading_dash(one), *_leaves(one)) if words)
+
+
+def _leading_dash(value: object) -> str | None:
+    if isinstance(value, str) and value.startswith("-") and not re.fullmatch(r"-[0-9.]+", value):
+        return f"{shown(value)} in a list would be read as a flag of its own; take the dash away"
+    return None
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """Find texts and numbers that no command line can carry, at any depth."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    elif isinstance(value, str) and "\0" in value:
+        yield f"{shown(value)} has a zero character in it, which ends a text for the engine; take it out"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{shown(value)} is no number that the engine can use; write a finite one"
 
 
 def _environments(spec: Spec) -> Iterator[Problem]:

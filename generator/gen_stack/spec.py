@@ -5,14 +5,19 @@ A field says what it means and what it may be; rules that need more than one fie
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from gen_stack.problems import shown
 from gen_stack.release import ENGINE_VERSION
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 SIZE_UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -64,12 +69,19 @@ def _positive_duration(text: str) -> str:
     return text
 
 
-def _checked_address(text: str) -> str:
+def _numeric_address(text: str, rule: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        rule = "write the numeric IPv4 or IPv6 address that the other nodes reach, such as 10.0.0.11"
         raise ValueError(f"{shown(text)} is no numeric address; {rule}") from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        raise ValueError(f"{shown(text)} is an IPv4 address in IPv6 form; write {address.ipv4_mapped}")
+    return address
+
+
+def _checked_address(text: str) -> str:
+    rule = "write the numeric IPv4 or IPv6 address that the other nodes reach, such as 10.0.0.11"
+    address = _numeric_address(text, rule)
     if isinstance(address, ipaddress.IPv6Address) and (address.is_link_local or address.scope_id):
         raise ValueError(f"{shown(text)} is a link-local address, which needs a zone; write a global or fd00::/8 one")
     if address.is_unspecified or address.is_multicast or text == "255.255.255.255":
@@ -78,11 +90,11 @@ def _checked_address(text: str) -> str:
 
 
 def _checked_bind(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        rule = "write a numeric address of the head, 0.0.0.0 to widen, or 127.0.0.1 to narrow"
-        raise ValueError(f"{shown(text)} is no numeric address; {rule}") from None
+    rule = "write a numeric address of the head, 0.0.0.0 to widen, or 127.0.0.1 to narrow"
+    address = _numeric_address(text, rule)
+    if address.is_multicast or text == "255.255.255.255" or "%" in text:
+        raise ValueError(f"{shown(text)} is not the address of one host; {rule}")
+    return str(address)
 
 
 def _checked_plain(text: str) -> str:
@@ -130,7 +142,10 @@ def _environment(value: object) -> object:
     """Turn numbers into the text they are in an environment; `rules.py` judges names and texts."""
     if not isinstance(value, dict):
         raise ValueError(f"{shown(value)} is no mapping; write variables as NAME: value")
-    return {name: str(one) if type(one) in (int, float) else one for name, one in value.items()}
+    return {
+        name: str(one) if isinstance(one, int | float) and not isinstance(one, bool) else one
+        for name, one in value.items()
+    }
 
 
 def _no_boolean(value: object) -> object:
@@ -169,14 +184,46 @@ Duration = Annotated[
 PositiveDuration = Annotated[
     str, AfterValidator(_positive_duration), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"})
 ]
-Interface = Annotated[str, _matching(r"[^\s/:=^,]{1,15}", "write the name of one interface, such as ens1f0")]
+Interface = Annotated[
+    str, _matching(r"[^\s/:=^,\x00-\x1f\x7f]{1,15}", "write the name of one interface, such as ens1f0")
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
-Gpus = Annotated[int | list[str], BeforeValidator(_device_ids)]
+Gpus = Annotated[
+    int | list[str],
+    BeforeValidator(_device_ids),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": 1024},
+                {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1, "uniqueItems": True},
+            ]
+        }
+    ),
+]
 Environment = Annotated[
     dict[str, str],
     BeforeValidator(_environment),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number"]}}),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _AlsoInSchema:
+    """Adds a form that a validator before takes, by its JSON type, to the JSON Schema of a field."""
+
+    kind: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": self.kind}]}
+
+
+def _none_is_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+_Any = TypeVar("_Any")
+Section = Annotated[_Any, BeforeValidator(_none_is_empty), _AlsoInSchema("null")]
+"""A mapping of which nothing is left when all lines below its key are comments."""
 
 
 class _Part(BaseModel):
@@ -226,7 +273,7 @@ class Node(_Part):
     ] = None
     cache: Annotated[HostPath | None, Field(description="Overrides model.cache for this node.")] = None
     model: Annotated[HostPath | None, Field(description="This node's host path of a local model.")] = None
-    env: Annotated[Environment, Field(description="Environment of the engine on this node only.")] = {}
+    env: Annotated[Section[Environment], Field(description="Environment of the engine on this node only.")] = {}
     ssh: Annotated[PlainText | None, Field(description="Where commands that reach the host log in.")] = None
 
 
@@ -258,8 +305,10 @@ class Engine(_Part):
         _matching(r"[0-9]+:[0-9]+", "write a numeric user and group, such as 1000:1000"),
         Field(description="Run as this user and group instead of root, such as 1000:1000."),
     ] = None
-    args: Annotated[dict[str, Any], Field(description="vLLM's own flags by name, without dashes in front.")] = {}
-    env: Annotated[Environment, Field(description="Environment of the engine on every node.")] = {}
+    args: Annotated[
+        Section[dict[str, Any]], Field(description="vLLM's own flags by name, without dashes in front.")
+    ] = {}
+    env: Annotated[Section[Environment], Field(description="Environment of the engine on every node.")] = {}
 
 
 class Api(_Part):
@@ -319,16 +368,16 @@ class Spec(_Part):
     name: Annotated[StackName, Field(description="The stack's name.")]
     model: Annotated[
         Model,
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Model"}]}),
+        _AlsoInSchema("string"),
         Field(description="A hub id or an absolute path, or a mapping."),
     ]
     nodes: Annotated[list[Node], Field(min_length=1, max_length=256, description="The hosts; the first is the head.")]
-    gpu: Gpu = Gpu()
-    parallelism: Parallelism = Parallelism()
-    engine: Engine = Engine()
-    api: Api = Api()
-    network: Network = Network()
-    recovery: Recovery = Recovery()
+    gpu: Section[Gpu] = Gpu()
+    parallelism: Section[Parallelism] = Parallelism()
+    engine: Section[Engine] = Engine()
+    api: Section[Api] = Api()
+    network: Section[Network] = Network()
+    recovery: Section[Recovery] = Recovery()
     replicas: Annotated[int, Field(ge=1, description="Split the nodes into this many equal groups.")] = 1
     groups: Annotated[list[list[NodeName]] | None, Field(description="Or name the groups.")] = None
     gateway: Gateway | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -293,8 +294,20 @@ def _escaped(value: Any) -> Any:
 class _Dumper(yaml.SafeDumper):
     """Block style with indented lists, as people write Compose files."""
 
+    yaml_implicit_resolvers = yaml.SafeDumper.yaml_implicit_resolvers.copy()
+
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's form
         super().increase_indent(flow, indentless=False)
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's form
         return True
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.Node:
+    """Write what is not plain to see, line breaks too, as escapes: dialects of YAML differ in it."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
+# Compose's YAML takes more texts for numbers than PyYAML's, such as 1e5, 0o17 and 12_3.4: they need quotation marks.
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\.?[0-9][0-9a-fA-FoObBxX_.+-]*$"), None)
