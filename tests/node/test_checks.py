@@ -61,9 +61,10 @@ def test_small_shared_memory() -> None:
 
 def test_few_open_files() -> None:
     assert found(nofile=Limit(4096, 4096)) == [
-        "4096 open files are allowed (hard limit 4096) and the API server needs 65536; in the Compose file: "
-        "`ulimits: {nofile: 1048576}`"
+        "4096 open files are allowed (hard limit 4096) and the API server wants 65536, 8192 at least; in the Compose "
+        "file: `ulimits: {nofile: 1048576}`"
     ]
+    assert found(nofile=Limit(20000, 20000)) == []
     assert found(nofile=Limit(None, None)) == []
 
 
@@ -123,6 +124,13 @@ def test_rdma_locks_memory() -> None:
         "`ulimits: {memlock: -1}` (or GEN_STACK_RDMA=off to do without)"
     ]
     assert found(group(GEN_STACK_RDMA="off"), **there, memlock=Limit(8 << 20, 8 << 20)) == []
+
+
+def test_warnings() -> None:
+    assert checks.warnings(group(GEN_STACK_TOKEN_FILE="/t"), FACTS) == []
+    few, token = checks.warnings(group(), replace(FACTS, nofile=Limit(20000, 20000)))
+    assert few.startswith("20000 open files are allowed")
+    assert token == "GEN_STACK_TOKEN_FILE is not set: the group cannot tell its members from strangers"
 
 
 def test_transport_is_told() -> None:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 
+# Below this, libraries, sockets between ranks and a model's files alone can use a process's descriptors up. Between
+# here and host.NOFILE the engine runs and refuses clients when it is busy: a warning, not every host may go higher.
+NOFILE_MIN = 8192
+
 # The head's ring buffer to its workers is 160 MiB (16 MiB x 10 chunks, vllm/v1/executor/multiproc_executor.py), queues
 # between processes come on top, and NCCL's own segments with several GPUs.
 SHM_MIN = 1024 * _MIB
@@ -111,12 +115,24 @@ def shared_memory(facts: Facts) -> list[str]:
 
 
 def open_files(facts: Facts) -> list[str]:
-    """Enough file descriptors; the soft limit was already raised towards the hard one."""
-    if facts.nofile.soft is None or facts.nofile.soft >= NOFILE:
+    """Enough file descriptors to run at all; the soft limit was already raised towards the hard one."""
+    return _few_files(facts, NOFILE_MIN)
+
+
+def warnings(config: NodeConfig, facts: Facts) -> list[str]:
+    """What lets the engine start and will be missed later."""
+    found = [] if open_files(facts) else _few_files(facts, NOFILE)
+    if config.spans_nodes and config.token_file is None:
+        found.append("GEN_STACK_TOKEN_FILE is not set: the group cannot tell its members from strangers")
+    return found
+
+
+def _few_files(facts: Facts, least: int) -> list[str]:
+    if facts.nofile.soft is None or facts.nofile.soft >= least:
         return []
     return [
-        f"{facts.nofile.soft} open files are allowed (hard limit {facts.nofile.hard}) and the API server needs "
-        f"{NOFILE}; in the Compose file: `ulimits: {{nofile: 1048576}}`"
+        f"{facts.nofile.soft} open files are allowed (hard limit {facts.nofile.hard}) and the API server wants "
+        f"{NOFILE}, {NOFILE_MIN} at least; in the Compose file: `ulimits: {{nofile: 1048576}}`"
     ]
 
 

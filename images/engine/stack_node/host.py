@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SHM = "/dev/shm"  # noqa: S108
 
-# vLLM's API server wants 65535 open files and holds a connection for each request (vllm/utils/system_utils.py).
+# vLLM's API server wants 65535 open files (vllm/utils/system_utils.py); every request in flight holds one.
 NOFILE = 65536
 
 Platform = Literal["cuda", "rocm", "cpu", "unknown"]

@@ -136,8 +136,8 @@ def introduction(config: NodeConfig, network: Network | None, facts: Facts, comm
             f"{network.interface}, head {configuration.url_host(network.master_addr)}:{config.master_port}"
         )
         lines.append(checks.transport(config, facts))
-        if config.token_file is None:
-            lines.append("warning: GEN_STACK_TOKEN_FILE is not set: the group does not know its members from strangers")
+    if config.in_group:
+        lines += [f"warning: {warning}" for warning in checks.warnings(config, facts)]
     return [*lines, *command.notes]
 
 
