@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +14,8 @@ import pytest
 from tests.node.conftest import SCRIPT, as_a_prepared_host, engine, wait_until, with_shm
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.node.conftest import Node
 
 HOLD = "import signal; signal.pause()"
