@@ -147,8 +147,9 @@ def _temporary(final: Path, text: str, mode: int) -> Path:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(text.encode())
-            stream.flush()
-            os.fsync(stream.fileno())
+            if mode == 0o600:  # all else can be made again
+                stream.flush()
+                os.fsync(stream.fileno())
         Path(name).chmod(mode)
     except BaseException:
         Path(name).unlink()

@@ -310,4 +310,5 @@ def _text(dumper: _Dumper, text: str) -> yaml.Node:
 
 _Dumper.add_representer(str, _text)
 # Compose's YAML takes more texts for numbers than PyYAML's, such as 1e5, 0o17 and 12_3.4: they need quotation marks.
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\.?[0-9][0-9a-fA-FoObBxX_.+-]*$"), None)
+_NUMBER = r"[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?$|[-+]?0[xob][0-9a-fA-F_]+$"
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))

@@ -1,0 +1,55 @@
+"""Writes again what the generator's tests compare with: `python -m tests.generator.regenerate`.
+
+Golden files (`tests/generator/golden/`), the reference stacks (`compose/`) and the spec's JSON Schema (`docs/`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gen_stack.load import load_spec
+from gen_stack.planner import make_plan
+from gen_stack.render.compose import render_compose
+from gen_stack.schema import schema_text
+
+from tests.generator.helpers import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GOLDEN = ROOT / "tests" / "generator" / "golden"
+REFERENCE = ROOT / "compose"
+SCHEMA = ROOT / "docs" / "spec.schema.json"
+
+
+def stacks(folder: Path) -> list[Path]:
+    """List the folders that hold a spec and, beside it, what gen-stack makes of it."""
+    return sorted(spec.parent for spec in folder.glob("*/spec.yaml"))
+
+
+def expected(stack: Path) -> dict[str, str]:
+    """Render the Compose files of a stack, by their paths below its folder; a secret or an image is no part of it."""
+    files = render_compose(make_plan(load_spec(stack / "spec.yaml")))
+    return {path: text for path, text in files.items() if path.endswith("/compose.yaml")}
+
+
+def present(stack: Path) -> dict[str, str]:
+    """Read the Compose files of a stack as they stand there."""
+    return {str(path.relative_to(stack)): path.read_text("utf-8") for path in sorted(stack.glob("*/compose.yaml"))}
+
+
+def main() -> None:
+    """Write all of it, and remove Compose files of nodes that are gone."""
+    for stack in [*stacks(GOLDEN), *stacks(REFERENCE)]:
+        wanted = expected(stack)
+        for path in present(stack).keys() - wanted.keys():
+            (stack / path).unlink()
+            (stack / path).parent.rmdir()
+        for path, text in wanted.items():
+            (stack / path).parent.mkdir(exist_ok=True)
+            (stack / path).write_text(text, encoding="utf-8")
+    SCHEMA.write_text(schema_text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
