@@ -163,7 +163,7 @@ def test_secrets() -> None:
     assert found(group(0), key_file=closed) == [
         "GEN_STACK_API_KEY_FILE /run/secrets/k cannot be read (Permission denied): it is of uid 1000, mode 0600, and "
         "this container runs as uid 0. Docker mounts a secret with the modes of the host's file: give the file to that "
-        "user, or run as its owner (`user:`), or as root with `cap_add: [DAC_READ_SEARCH]`"
+        "user, or run as its owner (`user:`), or as root with `cap_add: [DAC_OVERRIDE]`"
     ]
     assert found(token_file=FileFact("/t", " \n", None, "uid 0, mode 0600")) == [
         "GEN_STACK_TOKEN_FILE /t is empty; write the secret into it"

@@ -236,5 +236,5 @@ def secret(variable: str, fact: FileFact, uid: int) -> list[str]:
     return [
         f"{variable} {fact.path} cannot be read ({fact.error}): it is of {fact.owner}, and this container runs as uid "
         f"{uid}. Docker mounts a secret with the modes of the host's file: give the file to that user, or run as its "
-        "owner (`user:`), or as root with `cap_add: [DAC_READ_SEARCH]`"
+        "owner (`user:`), or as root with `cap_add: [DAC_OVERRIDE]`"
     ]
