@@ -111,10 +111,9 @@ def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str
         {"shm_size": SHM_SIZES[node.devices.kind]},
     )
     yield "The drain, and the engine's own end.", {"stop_grace_period": f"{plan.stop_grace_s}s"}
-    yield (
-        "Pinned memory, deep stacks, many sockets: NCCL, gloo and the API server need them.",
-        {"ulimits": {"memlock": -1, "stack": 67108864, "nofile": {"soft": 1048576, "hard": 1048576}}},
-    )
+    if node.devices.kind != "cpu":
+        limits = {"memlock": -1, "stack": 67108864, "nofile": {"soft": 1048576, "hard": 1048576}}
+        yield "Pinned memory, deep stacks and many sockets, for NCCL or RCCL.", {"ulimits": limits}
 
 
 def _image(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
