@@ -158,7 +158,7 @@ def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-PlainText = Annotated[str, AfterValidator(_checked_plain), Field(min_length=1)]
+PlainText = Annotated[str, Field(min_length=1), AfterValidator(_checked_plain)]
 StackName = Annotated[
     str,
     Field(max_length=63),

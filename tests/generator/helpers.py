@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+
 from gen_stack.load import LoadedSpec, load_spec
 from gen_stack.output import outputs
 from gen_stack.planner import make_plan

@@ -11,7 +11,6 @@ from gen_stack.load import load_spec
 from gen_stack.planner import make_plan
 from gen_stack.render.compose import render_compose
 from gen_stack.schema import schema_text
-
 from tests.generator.helpers import ROOT
 
 if TYPE_CHECKING:
