@@ -45,17 +45,16 @@ class Lab:
 
     def up(self, count: int) -> list[Host]:
         """Bring hosts 1 to `count` up; those that are, with the software asked for, are left as they are."""
-        _check_machine()
         self.root.mkdir(parents=True, exist_ok=True)
         downloads.engine(self.software.engine)  # once, before the hosts ask for it side by side
         self.network.make_switch()
         hosts = [self.host(number) for number in range(1, count + 1)]
-        _side_by_side(Host.up, hosts)
+        side_by_side(Host.up, hosts)
         return hosts
 
     def down(self) -> None:
         """Remove everything but the seed's images, from any state, also a half-made one."""
-        _side_by_side(Host.remove, [self.host(number) for number in self.numbers()])
+        side_by_side(Host.remove, [self.host(number) for number in self.numbers()])
         self._seed().remove()
         system.kill_cgroup(f"gen-stack-lab-{self.network.number}")
         self.network.remove_switch()
@@ -80,6 +79,7 @@ class Lab:
     @contextlib.contextmanager
     def held(self, wait: float = 0) -> Iterator[Lab]:
         """Hold the lab for this process: two at once would take each other's hosts away."""
+        _check_machine()
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / "lock").open("a+") as lock:
             end = time.monotonic() + wait
@@ -118,13 +118,13 @@ class Lab:
         """Make a one-layer image from a tar of a file system, in every host that is up."""
         options = [word for change in changes for word in ("--change", change)]
         with self._running() as seed:
-            _pipe(["cat", str(tar)], seed.command(["docker", "import", *options, "-", tag]))
+            pipe(["cat", str(tar)], seed.command(["docker", "import", *options, "-", tag]))
         self.share_image(tag)
 
     def share_image(self, tag: str) -> None:
         """Give every host that is up an image that the seed has."""
         hosts = [host for host in map(self.host, self.numbers()) if host.healthy()]
-        _side_by_side(lambda host: self._share(host, tag), hosts)
+        side_by_side(lambda host: self._share(host, tag), hosts)
 
     def _share(self, host: Host, tag: str) -> None:
         seed = self._seed()
@@ -141,7 +141,7 @@ class Lab:
 
     def _load_plainly(self, host: Host, tag: str) -> None:
         with self._running() as seed:
-            _pipe(seed.command(["docker", "save", tag]), host.command(["docker", "load", "-q"]))
+            pipe(seed.command(["docker", "save", tag]), host.command(["docker", "load", "-q"]))
 
     def _seed(self) -> Host:
         # One seed for all generations, kept by the oldest engine: a newer one can read what an older one wrote.
@@ -166,13 +166,13 @@ class Lab:
     def _fill_seed(self, tag: str, archive: Path | None, source: Sequence[str]) -> None:
         with self._running() as seed:
             load = seed.command(["docker", "load", "-q"])
-            _pipe(["cat", str(archive)] if archive else [*source, "save", tag], load)
+            pipe(["cat", str(archive)] if archive else [*source, "save", tag], load)
             seed.docker("image", "prune", "-f")  # what had the name before
             if images.image_id(seed.data_root, tag) is None:
                 raise LabError(f"{archive or ' '.join(source)} has no image {tag}")
 
 
-def _side_by_side(work: Callable[[Host], object], hosts: Sequence[Host]) -> None:
+def side_by_side(work: Callable[[Host], object], hosts: Sequence[Host]) -> None:
     """Do the same on every host at once; the first error is raised when all have ended."""
     if not hosts:
         return
@@ -181,7 +181,7 @@ def _side_by_side(work: Callable[[Host], object], hosts: Sequence[Host]) -> None
             done.result()
 
 
-def _pipe(source: Sequence[str], target: Sequence[str]) -> None:
+def pipe(source: Sequence[str], target: Sequence[str]) -> None:
     """Run `source | target`; both must end well."""
     with subprocess.Popen(source, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as giver:
         taker = subprocess.run(target, stdin=giver.stdout, capture_output=True, text=True, check=False)
