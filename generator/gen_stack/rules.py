@@ -136,6 +136,8 @@ def _named_groups(spec: Spec, groups: list[list[str]]) -> Iterator[Problem]:
 
 
 def _world_size(spec: Spec) -> Iterator[Problem]:
+    if any(_groups(spec)):  # groups that are not right themselves have no size
+        return
     first: tuple[int, list[Node]] | None = None
     for group in groups_of(spec):
         nodes = [spec.nodes[index] for index in group]

@@ -190,9 +190,17 @@ def test_durations(text: str, count: float) -> None:
         ("gpus: 8", "gpus: [true]", "true is no device id"),
         ("gpus: 8", "gpus: 8, interface: 'eth0,eth1'", "write the name of one interface, such as ens1f0"),
         ("gpus: 8", 'gpus: 8, interface: "e\\0"', "write the name of one interface, such as ens1f0"),
-        ("gpus: 8", "gpus: 8, cache: hf", "'hf' is not absolute; write the whole path on the node, such as /srv/models/m"),
+        (
+            "gpus: 8",
+            "gpus: 8, cache: hf",
+            "'hf' is not absolute; write the whole path on the node, such as /srv/models/m",
+        ),
         ("gpus: 8", "gpus: 8, env: [A]", "nodes[0].env: ['A'] is no mapping; write variables as NAME: value"),
-        ("gpus: 8", "gpus: 8, env: {A: true}", "nodes[0].env.A: true is not allowed; it must be a text; put it into quotation"),
+        (
+            "gpus: 8",
+            "gpus: 8, env: {A: true}",
+            "nodes[0].env.A: true is not allowed; it must be a text; put it into quotation",
+        ),
         ("gpus: 8", "gpus: 8, env: {A: }", "nodes[0].env.A: there is no value here; write a text"),
     ],
 )
@@ -274,7 +282,7 @@ def test_a_stack_has_1_to_256_nodes() -> None:
 
 
 def test_a_long_value_is_shown_in_part() -> None:
-    line = error(ONE.replace("name: t", f"name: {'x y' * 10_000}")))
+    line = error(ONE.replace("name: t", f"name: {'x y' * 10_000}"))
     assert len(line) < 200
 
 
