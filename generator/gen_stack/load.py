@@ -26,15 +26,15 @@ _STAND_INS: dict[str, Any] = {
     "nodes": [{"name": "stand-in", "address": "192.0.2.1", "gpus": 1}],
 }
 _LEANS_ON = {
-    "nodes": {"parallelism", "replicas", "groups", "gateway", "engine"},
-    "engine": {"nodes", "parallelism", "network"},
-    "model": {"nodes", "engine"},
-    "api": {"network", "gateway"},
-    "network": {"api", "gateway"},
-    "replicas": {"groups", "parallelism"},
-    "groups": {"replicas", "parallelism"},
+    "nodes": {"parallelism", "replicas", "groups", "gateway.nodes", "engine.user"},
+    "engine": {"nodes", "nodes.gpus", "parallelism", "groups", "network.rdma"},
+    "model": {"nodes.model", "engine.user"},
+    "api": {"network.control_port", "gateway.port"},
+    "network": {"api.port", "gateway.port"},
+    "replicas": {"groups", "parallelism", "nodes"},
+    "groups": {"replicas", "parallelism", "nodes"},
 }
-"""Which sections' rules cannot be judged when a section has errors in its own fields."""
+"""Where problems between fields cannot be judged when a section has errors in its own; indexes are left out."""
 
 MAX_FILE_BYTES = 16 << 20
 """How large a file may be that a spec names; the indexes of the largest models have a few megabytes."""
@@ -93,8 +93,13 @@ def _remaining_problems(data: dict[str, Any], details: list[ErrorDetails]) -> li
     rest = {key: value for key, value in rest.items() if key not in broken and (key,) not in apart}
     for section in broken & _STAND_INS.keys():
         rest[section] = _STAND_INS[section]
-    unjudged = broken.union(*(_LEANS_ON.get(section, set()) for section in broken))
-    return [problem for problem in problems_of(Spec.model_validate(rest)) if problem.path[0] not in unjudged]
+    unjudged = {key for section in broken for key in _LEANS_ON.get(section, ())}
+    return [
+        problem
+        for problem in problems_of(Spec.model_validate(rest))
+        if problem.path[0] not in broken
+        and ".".join(one for one in problem.path if isinstance(one, str)) not in unjudged
+    ]
 
 
 def _without(value: Any, locations: list[tuple[int | str, ...]]) -> Any:
