@@ -198,4 +198,9 @@ def _read_record(folder: Path) -> dict[str, list[str]]:
 
 def _write_record(folder: Path, record: Mapping[str, list[str]]) -> None:
     text = json.dumps({"schema": _SCHEMA, "files": dict(sorted(record.items()))}, indent=1) + "\n"
-    _temporary(folder / RECORD, text, 0o600).replace(folder / RECORD)
+    temporary = _temporary(folder / RECORD, text, 0o600)
+    try:
+        temporary.replace(folder / RECORD)
+    except BaseException:
+        temporary.unlink()
+        raise

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - one case is one line
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
