@@ -25,6 +25,7 @@ app = cyclopts.App(
     version=f"gen-stack {__version__}",
     help="Turn one YAML spec into one Docker Compose file per host, which together serve one large language model.",
     help_epilogue="gen-stack init writes a spec to start from.",
+    suppress_keyboard_interrupt=False,
 )
 
 

@@ -280,8 +280,8 @@ class Node(_Part):
 class Parallelism(_Part):
     """How the model is split. What is left out is chosen, with the reason printed."""
 
-    tensor: Annotated[int, Field(ge=1, description="Tensor parallel size.")] | None = None
-    pipeline: Annotated[int, Field(ge=1, description="Pipeline parallel size.")] | None = None
+    tensor: Annotated[Annotated[int, Field(ge=1)] | None, Field(description="Tensor parallel size.")] = None
+    pipeline: Annotated[Annotated[int, Field(ge=1)] | None, Field(description="Pipeline parallel size.")] = None
     data: Annotated[int, Field(ge=1, description="Data parallel size.")] = 1
     expert: Annotated[bool, Field(description="Expert parallel, for mixture-of-experts models.")] = False
 

@@ -124,6 +124,7 @@ def _image(plan: Plan) -> Iterator[tuple[str, dict[str, Any]]]:
         "One thin layer on upstream's image, built here when it is not there yet.",
         {
             "image": plan.image.reference,
+            "pull_policy": "never",  # or Compose asks a registry for it first; a build does not need it
             "build": {"context": "./image", "args": {"ENGINE_IMAGE": plan.image.engine_image}},
         },
     )
