@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def demo() -> None:
             with step("answer"):
                 text = answer(ENDPOINT, MODEL)
             for node in nodes:
-                say(f"{node.name} computed with {loaded(docker, node)} of weights")
+                say(f"{node.name}: {place_in_group(docker, node)}")
             say(f"answer: {text}")
 
 
@@ -56,7 +57,7 @@ def running(docker: Docker, nodes: list[Path]) -> Iterator[None]:
         with step("docker compose build"):
             for node in nodes:
                 docker.compose(node, "build")
-        with step("docker compose up: three engines load, meet and compile, which takes a minute or two"):
+        with step("docker compose up: three engines load and meet, which takes a minute or two"):
             for node in reversed(workers):
                 docker.compose(node, "up", "-d")
             try:
@@ -65,15 +66,19 @@ def running(docker: Docker, nodes: list[Path]) -> Iterator[None]:
                 raise ToolError(f"{error}\n{last_words(docker, nodes)}") from None
         yield
     finally:
-        with step("docker compose down"):
-            for node in nodes:
-                docker.compose(node, "down", "--volumes", "--timeout", "20")
+        with step("docker compose down"), ThreadPoolExecutor() as pool:
+            for done in [pool.submit(docker.compose, node, "down", "--volumes") for node in nodes]:
+                done.result()
 
 
-def loaded(docker: Docker, node: Path) -> str:
-    """Read from a rank's log how much of the model it holds."""
-    found = re.findall(r"Model loading took ([0-9.]+ GiB)", docker.compose(node, "logs", "--no-color"))
-    return found[-1] if found else "an unknown amount"
+def place_in_group(docker: Docker, node: Path) -> str:
+    """Read from a rank's log which part of the model it has computed with, in the engine's own words."""
+    log = docker.compose(node, "logs", "--no-color", "--no-log-prefix")
+    found = re.search(r"rank \d+ in world size \d+ is assigned as .*?PP rank \d+|$", log)
+    share = re.search(r"(?<!E)TP rank \d+", log)
+    if not found or not share:
+        raise ToolError(f"{node.name}: its engine's log does not say which part of the model it has")
+    return f"{found[0]}, {share[0]}"
 
 
 def last_words(docker: Docker, nodes: list[Path]) -> str:

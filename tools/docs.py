@@ -78,8 +78,8 @@ Unknown keys are errors. Files are named as seen from the spec's folder. Sizes a
 |---|---|---|
 {rows}
 
-`replicas`, `groups` and `recovery` reach the nodes' environment. A gateway is checked but not generated yet, and whether
-the model fits the GPUs' memory is not checked yet.
+`replicas`, `groups` and `recovery` reach the nodes' environment. A gateway is checked but not generated yet, and
+whether the model fits the GPUs' memory is not checked yet.
 
 ## Flags that gen-stack sets
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lab.fixtures import lab, pytest_runtest_makereport, stacks
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
 from tools.model import NAME, ensure_model
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from tests.lab.fixtures import Stack, Stacks
     from tests.lab.lab import Lab
     from tools.docker_here import Docker
-
-__all__ = ["lab", "pytest_runtest_makereport", "stacks"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPOSE = REPOSITORY / "compose"

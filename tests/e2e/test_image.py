@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.lab
 
 
-@pytest.mark.parametrize("lab", [Hosts(3, Software("26.1", buildx=True))], indirect=True, ids=["engine-26.1-buildx"])
+@pytest.mark.parametrize(
+    "lab", [Hosts(3, Software("26.1", "2.26.1", buildx=True))], indirect=True, ids=["engine-26.1-buildx"]
+)
 def test_the_layer_adds_less_than_a_megabyte(deployment: Deployment) -> None:
     host = deployment.lab.host(1)
     stack = deployment.stacks.put(host, deployment.generate(COMPOSE / "cpu-pp2/spec.yaml") / "lab1")
@@ -28,7 +30,9 @@ def test_the_layer_adds_less_than_a_megabyte(deployment: Deployment) -> None:
     assert 0 < sizes[0] - sizes[1] < 1_000_000
 
 
-@pytest.mark.parametrize("lab", [Hosts(3, Software("26.1", buildx=True))], indirect=True, ids=["engine-26.1-buildx"])
+@pytest.mark.parametrize(
+    "lab", [Hosts(3, Software("26.1", "2.26.1", buildx=True))], indirect=True, ids=["engine-26.1-buildx"]
+)
 def test_bake_builds_the_cpu_variant_and_plans_the_others(deployment: Deployment) -> None:
     host = deployment.lab.host(1)
     folder = host.put(REPOSITORY / "images/engine", "engine")

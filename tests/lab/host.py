@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.lab import system
+from tests.lab import capped_runc, system
 from tests.lab.system import LabError, run, wait_until
 from tools import downloads
 
@@ -317,6 +317,11 @@ class Host:
                 "#!/bin/sh\n# Accepts a GPU reservation where no GPU is: proves the file, not the device.\nexit 0\n"
             )
             hook.chmod(0o755)
+        if capped_runc.needed():
+            runc = self.folder / "bin/runc"
+            real = shlex.quote(str(self.folder / "tools/usr/sbin/runc"))
+            runc.write_text(f'#!/bin/sh\nexec python3 {shlex.quote(capped_runc.__file__)} {real} "$@"\n')
+            runc.chmod(0o755)
         config = {
             "hosts": ["unix:///run/docker.sock"],
             "data-root": str(self.data_root),
