@@ -32,34 +32,28 @@ def listening(host: Host) -> set[int]:
 
 
 def api_servers(host: Host) -> list[str]:
-    """List the processes on a host that call themselves an API server, by their command lines."""
-    containers = host.sh(["docker", "ps", "-q"]).stdout.split()
-    tops = "".join(host.docker("top", container, "-eo", "args") for container in containers)
-    return re.findall(r"VLLM::APIServer.*", tops)
-
-
-def share_of_weights(log: str) -> list[str]:
-    """Find the engine's own lines on the part of the model that a rank loaded."""
-    return re.findall(r"Model loading took ([0-9.]+) GiB", log)
-
-
-def ranks_in(log: str) -> list[str]:
-    """Find the engine's own line on a rank's place in the group."""
-    return re.findall(r"rank (\d+) in world size \d+ is assigned as DP rank \d+, PP rank \d+.*?TP rank \d+", log)
+    """List the engines on a host that run an API server: in vLLM, those that are not headless."""
+    lines = host.sh(["ps", "-eo", "args"], user=None).stdout.splitlines()
+    return [line for line in lines if re.search(r"bin/vllm serve", line) and "--headless" not in line]
 
 
 def assert_only_the_head_serves(group: Group) -> None:
     assert 8000 in listening(group.head.host)
+    assert len(api_servers(group.head.host)) == 1
+    assert "Application startup complete" in group.head.logs()
     for worker in group.nodes[1:]:
         assert 8000 not in listening(worker.host)
         assert api_servers(worker.host) == []
-        assert "Started server process" not in worker.logs()
+        assert "Application startup complete" not in worker.logs()
 
 
-def assert_every_rank_holds_a_part(group: Group) -> None:
+def assert_every_rank_loaded_its_part(group: Group, kind: str) -> None:
+    """Read from each engine's own log that it has loaded weights as the rank of its node; `kind` is TP or PP."""
     for rank, log in enumerate(group.logs()):
-        assert ranks_in(log) == [str(rank)], log
-        assert len(share_of_weights(log)) == 1, log
+        place = f"rank {rank} in world size {len(group.nodes)} is assigned as DP rank 0"
+        [line] = [line for line in log.splitlines() if place in line]
+        assert re.search(rf"(?<!E){kind} rank {rank},", line), line
+        assert log.count("Loading weights took") == 1, log
 
 
 def assert_down_leaves_nothing(group: Group) -> None:
@@ -75,7 +69,7 @@ def assert_down_leaves_nothing(group: Group) -> None:
 def test_three_hosts_answer_with_a_third_of_every_layer_each(deployment: Deployment) -> None:
     group = deployment.deploy("cpu-tp3")
     assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
-    assert_every_rank_holds_a_part(group)
+    assert_every_rank_loaded_its_part(group, "TP")
     assert_only_the_head_serves(group)
     assert_down_leaves_nothing(group)
 
@@ -84,7 +78,7 @@ def test_three_hosts_answer_with_a_third_of_every_layer_each(deployment: Deploym
 def test_two_hosts_answer_with_half_of_the_layers_each(deployment: Deployment) -> None:
     group = deployment.deploy("cpu-pp2")
     assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
-    assert_every_rank_holds_a_part(group)
+    assert_every_rank_loaded_its_part(group, "PP")
     assert_only_the_head_serves(group)
     assert_down_leaves_nothing(group)
 
@@ -93,7 +87,7 @@ def test_two_hosts_answer_with_half_of_the_layers_each(deployment: Deployment) -
 def test_two_hosts_answer_over_ipv6_as_an_ordinary_user(deployment: Deployment) -> None:
     group = deployment.deploy("cpu-pp2-ipv6")
     assert "Paris" in answer("http://[fd00:77::11]:8000", MODEL)
-    assert_every_rank_holds_a_part(group)
+    assert_every_rank_loaded_its_part(group, "PP")
     assert_only_the_head_serves(group)
     users = {node.compose("exec", "engine", "id", "-u").stdout.strip() for node in group.nodes}
     assert users == {"1000"}
