@@ -215,7 +215,7 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge" or key_node.value == "<<":
+            if key_node.value == "<<" and key_node.style is None:
                 self._problem(path, key_node, "merge keys (<<) are not supported; write the keys out")
                 continue
             if not isinstance(key_node, yaml.ScalarNode):

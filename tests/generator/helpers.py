@@ -81,6 +81,9 @@ def warnings(text: str) -> list[str]:
         return [line.replace(f"{spec.parent}/", "") for line in load_spec(spec).warnings]
 
 
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def plan_of(text: str, files: Mapping[str, str] | None = None) -> Plan:
     """Plan a stack from the text of its spec."""
     return make_plan(load(text, files))
@@ -90,7 +93,7 @@ def composes_of(text: str, files: Mapping[str, str] | None = None) -> dict[str, 
     """Load the Compose file of every node as Compose sees it after its interpolation, by the node's name."""
     rendered = render_compose(plan_of(text, files))
     return {
-        path.split("/")[0]: interpolated(yaml.safe_load(content))
+        path.split("/")[0]: interpolated(yaml.load(content, _FastLoader))
         for path, content in rendered.items()
         if path.endswith("compose.yaml")
     }

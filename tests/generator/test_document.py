@@ -62,6 +62,10 @@ def test_byte_order_mark_windows_lines_and_no_line_at_the_end_are_fine(tmp_path:
     assert read_document(spec).data == {"name": "t", "model": "m"}
 
 
+def test_a_merge_key_in_quotation_marks_is_a_key() -> None:
+    assert parse_document("a: {'<<': 1}", "spec.yaml").data == {"a": {"<<": 1}}
+
+
 def test_aliases_stand_for_what_they_name() -> None:
     assert parse_document("a: &x {b: 1}\nc: *x\n", "spec.yaml").data == {"a": {"b": 1}, "c": {"b": 1}}
 
