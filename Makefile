@@ -37,7 +37,7 @@ lint: $(READY)
 	else echo "dclint: not run, since there is no Node.js here"; fi
 
 unit: $(READY)
-	$(BIN)/python -m pytest tests -m "not lab"
+	$(BIN)/python -m pytest tests -m "not lab" -n 2 -q
 
 generated: $(READY) ## Write the reference stacks, the golden files and the documents that are generated
 	$(BIN)/python -m tests.generator.regenerate

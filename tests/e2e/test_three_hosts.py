@@ -96,18 +96,18 @@ def test_two_hosts_answer_over_ipv6_as_an_ordinary_user(deployment: Deployment) 
 
 @pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
 def test_the_api_key_is_asked_for_and_shown_nowhere(deployment: Deployment, tmp_path: Path) -> None:
-    key = "sk-end-to-end-0123456789"
+    key, url = "sk-end-to-end-0123456789", "http://[fd00:77::11]:8000"
     (tmp_path / "api_key").write_text(f"{key}\n")
     spec = tmp_path / "spec.yaml"
-    spec.write_text((COMPOSE / "cpu-pp2/spec.yaml").read_text() + "api: {key_file: ./api_key}\n")
+    spec.write_text((COMPOSE / "cpu-pp2-ipv6/spec.yaml").read_text() + "api: {key_file: ./api_key}\n")
     group = deployment.place(deployment.generate(spec))
     deployment.start(group)
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        answer("http://10.77.0.11:8000", MODEL)
-    assert "Paris" in answer("http://10.77.0.11:8000", MODEL, key=key)
+        answer(url, MODEL)
+    assert "Paris" in answer(url, MODEL, key=key)
     for node in group.nodes:
         [container] = node.containers()
         assert key not in node.logs()
         assert key not in node.host.docker("inspect", container)
-        assert key not in node.host.docker("top", container, "-eo", "args")
+        assert key not in node.host.sh(["ps", "-eo", "args"], user=None).stdout
     assert_down_leaves_nothing(group)
