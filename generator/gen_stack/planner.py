@@ -93,8 +93,13 @@ def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
         tensor, why_tensor = rest // given.pipeline, f"what pipeline {given.pipeline} leaves of {rest} ranks"
     elif spec.engine.device == "cpu":
         tensor, why_tensor = 1, "the CPU engine runs one rank on a node"
+    elif rest % per_node == 0:
+        tensor, why_tensor = per_node, "one rank for each GPU of a node, where the links are fastest"
     else:
-        tensor, why_tensor = min(per_node, rest), "one rank for each GPU of a node, where the links are fastest"
+        tensor = math.gcd(per_node, rest)
+        why_tensor = (
+            f"what divides both the {per_node} GPUs of a node and the {rest} ranks that data {given.data} leaves"
+        )
     if given.pipeline is not None:
         pipeline, why_pipeline = given.pipeline, spec_says
     else:

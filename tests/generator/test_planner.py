@@ -10,6 +10,7 @@ from tests.generator.helpers import FOUR, HUB, ONE, TWO, load, plan_of
 if TYPE_CHECKING:
     from gen_stack.plan import Plan
 
+THREE = f"{TWO}  - {{name: c, address: 10.0.0.13, gpus: 8}}\n"
 CPU = f"{TWO.replace(', gpus: 8', '')}engine: {{device: cpu}}\n"
 
 
@@ -33,6 +34,8 @@ def choice(plan: Plan, key: str) -> tuple[str, str]:
         (f"{TWO}parallelism: {{pipeline: 4}}\n", (4, 4, 1)),
         (f"{TWO}parallelism: {{data: 2}}\n", (8, 1, 2)),
         (f"{TWO}parallelism: {{data: 16}}\n", (1, 1, 16)),
+        (f"{FOUR}parallelism: {{data: 8}}\n", (4, 1, 8)),
+        (f"{THREE}parallelism: {{data: 2}}\n", (4, 3, 2)),
         (f"{TWO}parallelism: {{tensor: 2, pipeline: 2, data: 4}}\n", (2, 2, 4)),
         (CPU, (1, 2, 1)),
         (f"{CPU}parallelism: {{tensor: 2}}\n", (2, 1, 1)),
@@ -53,6 +56,10 @@ def test_every_choice_has_its_reason() -> None:
     assert choice(plan, "tensor parallel") == ("8", "one rank for each GPU of a node, where the links are fastest")
     assert choice(plan, "pipeline parallel") == ("2", "what tensor 8 leaves of 16 ranks")
     assert choice(plan_of(CPU), "tensor parallel") == ("1", "the CPU engine runs one rank on a node")
+    assert choice(plan_of(f"{THREE}parallelism: {{data: 2}}\n"), "tensor parallel") == (
+        "4",
+        "what divides both the 8 GPUs of a node and the 12 ranks that data 2 leaves",
+    )
     said = plan_of(f"{TWO}parallelism: {{tensor: 8}}\n")
     assert choice(said, "tensor parallel") == ("8", "the spec says so")
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import pydantic
 import pytest
 import yaml
 
@@ -15,6 +16,9 @@ from tests.generator.test_spec import EVERYTHING
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(schema_text()))
 
 
+@pytest.mark.skipif(
+    tuple(map(int, pydantic.VERSION.split(".")[:2])) < (2, 11), reason="older pydantic says the same in other words"
+)
 def test_the_published_schema_is_up_to_date() -> None:
     """`python -m tests.generator.regenerate` writes it."""
     assert SCHEMA.read_text("utf-8") == schema_text()
