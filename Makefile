@@ -41,6 +41,7 @@ unit: $(READY)
 
 generated: $(READY) ## Write the reference stacks, the golden files and the documents that are generated
 	$(BIN)/python -m tests.generator.regenerate
+	$(BIN)/python -m tools.docs
 
 images: $(READY) ## Build the CPU engine image and our layer on it, with the Docker that is there
 	$(BIN)/python -m tools.images

@@ -42,7 +42,7 @@ def demo() -> None:
         nodes = sorted(path for path in stacks.iterdir() if (path / "compose.yaml").exists())
         with running(docker, nodes):
             say(f"question: {QUESTION}")
-            with step("answer"):
+            with step("asking"):
                 text = answer(ENDPOINT, MODEL)
             for node in nodes:
                 say(f"{node.name}: {place_in_group(docker, node)}")

@@ -39,10 +39,16 @@ def generate(
         Parameter(name=["-o", "--output"], help="Folder to write into. Default: stacks/NAME."),
     ] = None,
     check: Annotated[
-        bool, Parameter(negative="", help="Write nothing; exit 1 if the folder differs from what would be written.")
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Write nothing; exit 1 if the folder differs from what would be written.",
+        ),
     ] = False,
     diff: Annotated[
-        bool, Parameter(negative="", help="Write nothing; show what would change, as a unified diff.")
+        bool,
+        Parameter(negative="", show_default=False, help="Write nothing; show what would change, as a unified diff."),
     ] = False,
     stdout: Annotated[str | None, Parameter(help="Write nothing; print this node's Compose file.")] = None,
 ) -> int:

@@ -178,9 +178,10 @@ def _known_keys(path: KeyPath) -> list[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(_model_in(one) for one in get_args(annotation) if one is not type(None))
+    if parts := get_args(annotation):
+        return next(_model_in(one) for one in parts if one is not type(None))
+    assert issubclass(annotation, BaseModel)
+    return annotation
 
 
 def _value_at(data: Any, path: KeyPath) -> Any:

@@ -35,6 +35,10 @@ class Located:
         return f"{file}:{self.line}: {key}{self.problem.words}"
 
 
+def _place(one: Located) -> tuple[int, str, str]:
+    return one.line, key_text(one.problem.path), one.problem.words
+
+
 class GenStackError(Exception):
     """An error that a user can meet; its text is all that is shown. `status` is the exit status."""
 
@@ -51,7 +55,7 @@ class SpecError(InputError):
     """A spec has problems; all of them are in the text, one a line, in the order of their lines."""
 
     def __init__(self, file: str, located: Iterable[Located]) -> None:
-        self.located = tuple(sorted(set(located), key=lambda one: (one.line, key_text(one.problem.path))))
+        self.located = tuple(sorted(set(located), key=_place))
         super().__init__("\n".join(one.render(file) for one in self.located))
 
 

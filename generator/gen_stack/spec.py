@@ -274,7 +274,9 @@ class Node(_Part):
     cache: Annotated[HostPath | None, Field(description="Overrides model.cache for this node.")] = None
     model: Annotated[HostPath | None, Field(description="This node's host path of a local model.")] = None
     env: Annotated[Section[Environment], Field(description="Environment of the engine on this node only.")] = {}
-    ssh: Annotated[PlainText | None, Field(description="Where commands that reach the host log in.")] = None
+    ssh: Annotated[PlainText | None, Field(description="Where to log in; for later commands that reach the host.")] = (
+        None
+    )
 
 
 class Parallelism(_Part):
@@ -291,7 +293,9 @@ class Engine(_Part):
 
     device: Annotated[Literal["cuda", "rocm", "cpu"], Field(description="What the engine runs on.")] = "cuda"
     version: Annotated[
-        str, _matching(r"[0-9]+\.[0-9]+\.[0-9]+([a-z0-9.]+)?", f"write vLLM's version, such as {ENGINE_VERSION}")
+        str,
+        _matching(r"[0-9]+\.[0-9]+\.[0-9]+([a-z0-9.]+)?", f"write vLLM's version, such as {ENGINE_VERSION}"),
+        Field(description="vLLM's version; another one than the default is not tested."),
     ] = ENGINE_VERSION
     image: Annotated[
         str,
@@ -314,7 +318,7 @@ class Engine(_Part):
 class Api(_Part):
     """The endpoint, on the head."""
 
-    port: Port = 8000
+    port: Annotated[Port, Field(description="The endpoint's port.")] = 8000
     bind: Annotated[BindAddress | None, Field(description="Default: the head's address.")] = None
     key_file: Annotated[PlainText | None, Field(description="File with the API key.")] = None
 
@@ -326,7 +330,7 @@ class Network(_Part):
         Literal["auto", "required", "off"],
         Field(description="auto uses HCAs where the host has them; required fails without; off."),
     ] = "auto"
-    control_port: Port = 29600
+    control_port: Annotated[Port, Field(description="The group's own channel, on the head.")] = 29600
     master_port: Annotated[Port, Field(description="First of 16: one is taken for each epoch.")] = 29500
     token_file: Annotated[PlainText | None, Field(description="Default: a group token is made once.")] = None
 
@@ -334,30 +338,36 @@ class Network(_Part):
 class Recovery(_Part):
     """When the group counts something as failed, and how often it tries again."""
 
-    node_timeout: PositiveDuration = "10s"
-    stall_timeout: PositiveDuration = "300s"
-    max_restarts: Annotated[int, Field(ge=0)] = 5
-    drain: Duration = "60s"
+    node_timeout: Annotated[PositiveDuration, Field(description="Silence after which a node is lost.")] = "10s"
+    stall_timeout: Annotated[
+        PositiveDuration, Field(description="Standstill with a request open after which the engine counts as failed.")
+    ] = "300s"
+    max_restarts: Annotated[int, Field(ge=0, description="Failures in a row after which the group stays down.")] = 5
+    drain: Annotated[Duration, Field(description="How long running requests may finish when it is stopped.")] = "60s"
 
 
 class Tls(_Part):
     """Certificate and key of the gateway."""
 
-    cert_file: PlainText
-    key_file: PlainText
+    cert_file: Annotated[PlainText, Field(description="File with the certificate chain.")]
+    key_file: Annotated[PlainText, Field(description="File with its private key.")]
 
 
 class Gateway(_Part):
     """One address in front of the groups."""
 
     nodes: Annotated[list[NodeName], Field(min_length=1, description="The nodes it runs on.")]
-    port: Port = 8080
-    bind: BindAddress = "0.0.0.0"  # noqa: S104 - a gateway is there to be reached
-    keys_file: PlainText | None = None
-    tls: Tls | None = None
-    max_body: Size = "8MiB"
+    port: Annotated[Port, Field(description="The gateway's port.")] = 8080
+    bind: Annotated[BindAddress, Field(description="Where it listens.")] = "0.0.0.0"  # noqa: S104 - it is to be reached
+    keys_file: Annotated[
+        PlainText | None, Field(description="File with API keys, one a line. Default: api.key_file.")
+    ] = None
+    tls: Annotated[Tls | None, Field(description="Serve HTTPS.")] = None
+    max_body: Annotated[Size, Field(description="Largest request that is taken.")] = "8MiB"
     sticky_header: Annotated[
-        str | None, _matching(r"[A-Za-z0-9-]+", "write the name of a header, such as X-Session")
+        str | None,
+        _matching(r"[A-Za-z0-9-]+", "write the name of a header, such as X-Session"),
+        Field(description="Requests with the same value of this header go to the same group."),
     ] = None
 
 
@@ -380,7 +390,9 @@ class Spec(_Part):
     recovery: Section[Recovery] = Recovery()
     replicas: Annotated[int, Field(ge=1, description="Split the nodes into this many equal groups.")] = 1
     groups: Annotated[list[list[NodeName]] | None, Field(description="Or name the groups.")] = None
-    gateway: Gateway | None = None
+    gateway: Annotated[
+        Gateway | None, Field(description="One address in front of the groups. Checked, not generated yet.")
+    ] = None
 
     @model_validator(mode="before")
     @classmethod

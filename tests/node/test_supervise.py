@@ -87,7 +87,8 @@ def test_a_stop(node: Node, number: signal.Signals) -> None:
 
 
 def test_the_engines_own_stop_is_waited_for(node: Node) -> None:
-    code = "import signal, time\ndef stop(*_):\n    print('drained', flush=True)\n    sys.exit(3)\n"
+    # os.write, since the signal may come while `print` still holds the stream
+    code = "import os, signal\ndef stop(*_):\n    os.write(1, b'drained\\n')\n    sys.exit(3)\n"
     code += "signal.signal(signal.SIGTERM, stop)\nprint('ready', flush=True)\nsignal.pause()"
     with node.start("m", SHIM=code, GEN_STACK_DRAIN="30s") as process:
         assert process.stdout
