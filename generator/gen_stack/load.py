@@ -180,8 +180,8 @@ def _known_keys(path: KeyPath) -> list[str]:
 def _model_in(annotation: Any) -> type[BaseModel]:
     if parts := get_args(annotation):
         return next(_model_in(one) for one in parts if one is not type(None))
-    assert issubclass(annotation, BaseModel)
-    return annotation
+    model: type[BaseModel] = annotation
+    return model
 
 
 def _value_at(data: Any, path: KeyPath) -> Any:
