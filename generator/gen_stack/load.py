@@ -26,13 +26,13 @@ _STAND_INS: dict[str, Any] = {
     "nodes": [{"name": "stand-in", "address": "192.0.2.1", "gpus": 1}],
 }
 _LEANS_ON = {
-    "nodes": {"parallelism", "replicas", "groups", "gateway.nodes", "engine.user"},
+    "nodes": {"parallelism", "replicas", "groups", "gateway.nodes", "engine.user", "api.bind"},
     "engine": {"nodes", "nodes.gpus", "parallelism", "groups", "network.rdma"},
     "model": {"nodes.model", "engine.user"},
     "api": {"network.control_port", "gateway.port"},
     "network": {"api.port", "gateway.port"},
-    "replicas": {"groups", "parallelism", "nodes"},
-    "groups": {"replicas", "parallelism", "nodes"},
+    "replicas": {"groups", "parallelism", "nodes", "api.bind"},
+    "groups": {"replicas", "parallelism", "nodes", "api.bind"},
 }
 """Where problems between fields cannot be judged when a section has errors in its own; indexes are left out."""
 

@@ -32,6 +32,7 @@ def problems_of(spec: Spec) -> list[Problem]:
         *_world_size(spec),
         *_model(spec),
         *_ports(spec),
+        *_bind(spec),
         *_engine_args(spec),
         *_environments(spec),
         *_gateway(spec),
@@ -212,6 +213,15 @@ def _ports(spec: Spec) -> Iterator[Problem]:
         if first <= port <= last:
             words = f"{port} lies in the {RENDEZVOUS_PORTS} ports from network.master_port {first} on; choose another"
             yield Problem(path, words)
+
+
+def _bind(spec: Spec) -> Iterator[Problem]:
+    if spec.api.bind is None or len(groups_of(spec)) == 1:
+        return
+    address = ipaddress.ip_address(spec.api.bind)
+    if not address.is_unspecified and not address.is_loopback:
+        words = f"{shown(spec.api.bind)} is an address of one host, and every group has a head of its own"
+        yield Problem(("api", "bind"), f"{words}; write 0.0.0.0 or ::, or leave it out")
 
 
 def _engine_args(spec: Spec) -> Iterator[Problem]:

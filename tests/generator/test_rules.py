@@ -114,6 +114,10 @@ def test_two_spellings_of_one_address_are_one() -> None:
             "replicas: 3",
             "spec.yaml:6: replicas: 2 nodes cannot be split into 3 equal groups; change one of the two numbers",
         ),
+        (
+            "api: {bind: 10.0.0.9}\nreplicas: 2",
+            "spec.yaml:6: api.bind: '10.0.0.9' is an address of one host, and every group has a head of its own; write 0.0.0.0",
+        ),
         ("groups: [[a]]", "spec.yaml:6: groups: b is in no group; name every node once"),
         ("groups: []", "spec.yaml:6: groups: a and b are in no group; name every node once"),
         ("groups: [[a, b], []]", "spec.yaml:6: groups[1]: this group is empty; name its nodes, the head first"),
