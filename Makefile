@@ -12,7 +12,7 @@ READY := .venv/.ready
 DCLINT := dclint@3.1.0
 
 help: ## This list
-	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' $(MAKEFILE_LIST) | column -t -s:
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
