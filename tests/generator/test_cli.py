@@ -296,12 +296,19 @@ def test_a_spec_may_come_through_a_pipe(folder: Path) -> None:
 def test_an_interrupt_is_no_error_of_gen_stack(folder: Path) -> None:
     """A pipe that nobody writes to keeps it waiting, so that the interrupt meets it at work."""
     os.mkfifo(folder / "pipe")
-    process = subprocess.Popen([*MODULE, "pipe"], cwd=folder, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while "pipe" not in _waits_in(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert (process.communicate(timeout=30)[1], process.returncode) == ("stopped\n", 130)
+
+    def hear() -> None:  # a background job inherits an ignored SIGINT, and so would this test's child there
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen([*MODULE, "pipe"], cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=hear) as process:
+        deadline = time.monotonic() + 30
+        while "pipe" not in _waits_in(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert (process.communicate(timeout=30)[1], process.returncode) == ("stopped\n", 130)
+        finally:
+            process.kill()
 
 
 def _waits_in(pid: int) -> str:
