@@ -65,32 +65,23 @@ def assert_down_leaves_nothing(group: Group) -> None:
         assert "vllm" not in node.host.sh(["ps", "-eo", "args"], user=None).stdout.lower()
 
 
-@pytest.mark.parametrize("lab", [OLD], indirect=True, ids=["engine-20.10"])
-def test_three_hosts_answer_with_a_third_of_every_layer_each(deployment: Deployment) -> None:
-    group = deployment.deploy("cpu-tp3")
-    assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
-    assert_every_rank_loaded_its_part(group, "TP")
+@pytest.mark.parametrize(
+    ("lab", "stack", "head", "kind", "user"),
+    [
+        pytest.param(OLD, "cpu-tp3", "10.77.0.11", "TP", "0", id="tensor-parallel-3-on-engine-20.10"),
+        pytest.param(NEW, "cpu-pp2", "10.77.0.11", "PP", "0", id="pipeline-parallel-2-on-engine-26.1"),
+        pytest.param(NEW, "cpu-pp2-ipv6", "[fd00:77::11]", "PP", "1000", id="ipv6-as-ordinary-user-on-engine-26.1"),
+    ],
+    indirect=["lab"],
+)
+def test_hosts_answer_with_a_part_of_the_model_each(
+    deployment: Deployment, stack: str, head: str, kind: str, user: str
+) -> None:
+    group = deployment.deploy(stack)
+    assert "Paris" in answer(f"http://{head}:8000", MODEL)
+    assert_every_rank_loaded_its_part(group, kind)
     assert_only_the_head_serves(group)
-    assert_down_leaves_nothing(group)
-
-
-@pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
-def test_two_hosts_answer_with_half_of_the_layers_each(deployment: Deployment) -> None:
-    group = deployment.deploy("cpu-pp2")
-    assert "Paris" in answer("http://10.77.0.11:8000", MODEL)
-    assert_every_rank_loaded_its_part(group, "PP")
-    assert_only_the_head_serves(group)
-    assert_down_leaves_nothing(group)
-
-
-@pytest.mark.parametrize("lab", [NEW], indirect=True, ids=["engine-26.1"])
-def test_two_hosts_answer_over_ipv6_as_an_ordinary_user(deployment: Deployment) -> None:
-    group = deployment.deploy("cpu-pp2-ipv6")
-    assert "Paris" in answer("http://[fd00:77::11]:8000", MODEL)
-    assert_every_rank_loaded_its_part(group, "PP")
-    assert_only_the_head_serves(group)
-    users = {node.compose("exec", "engine", "id", "-u").stdout.strip() for node in group.nodes}
-    assert users == {"1000"}
+    assert {node.compose("exec", "engine", "id", "-u").stdout.strip() for node in group.nodes} == {user}
     assert_down_leaves_nothing(group)
 
 
