@@ -74,6 +74,10 @@ What `gen-stack init` writes:
 Unknown keys are errors. Files are named as seen from the spec's folder. Sizes are written as `80GiB`, durations as
 `10s`. Editors complete and check a spec with [spec.schema.json](spec.schema.json).
 
+In `engine.args`, `flag: true` becomes `--flag`, `flag: false` becomes `--no-flag`, a text or a number `--flag=value`, a
+mapping `--flag={{"as":"JSON"}}`, and a list the words `--flag a b`, for flags that take several values. A flag that
+takes a JSON list wants it as a text: `allowed-origins: '["*"]'`.
+
 | key | default | meaning |
 |---|---|---|
 {rows}

@@ -72,7 +72,7 @@ def generate(
         found = differences(folder, outputs(loaded, plan, folder))
         for one in found:
             print(f"{folder / one.path}: {one.kind}")
-        return 1 if found else 0
+        return 1 if any(one.kind != "left over" for one in found) else 0
     if diff:
         sys.stdout.writelines(unified_diff(folder, outputs(loaded, plan, folder)))
         return 0

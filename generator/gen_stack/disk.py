@@ -132,14 +132,22 @@ def _staged(folder: Path, files: Mapping[str, OutputFile]) -> Iterator[Callable[
     try:
         for path, file in files.items():
             final = folder / path
-            final.parent.mkdir(parents=True, exist_ok=True)
-            if file.secret:
-                final.parent.chmod(0o700)
+            _make_folder(final.parent, 0o700 if file.secret else 0o755)
             staged.append((_temporary(final, file.text, file.mode), final))
         yield place
     finally:
         for temporary, _ in staged:
             temporary.unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path, mode: int) -> None:
+    """Make a folder with this mode whatever the umask: an image is built from it, and any user may enter that."""
+    if not folder.exists():
+        _make_folder(folder.parent, 0o755)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(mode)
+    elif mode == 0o700:
+        folder.chmod(mode)
 
 
 def _temporary(final: Path, text: str, mode: int) -> Path:

@@ -26,13 +26,18 @@ _STAND_INS: dict[str, Any] = {
     "nodes": [{"name": "stand-in", "address": "192.0.2.1", "gpus": 1}],
 }
 _LEANS_ON = {
-    "nodes": {"parallelism", "replicas", "groups", "gateway.nodes", "engine.user", "api.bind"},
+    "nodes": {
+        *("parallelism", "replicas", "groups", "gateway.nodes", "engine.user", "engine.image"),
+        *("api.bind", "api.port", "network.control_port", "network.rdma"),
+    },
     "engine": {"nodes", "nodes.gpus", "parallelism", "groups", "network.rdma"},
     "model": {"nodes.model", "engine.user"},
-    "api": {"network.control_port", "gateway.port"},
+    "api": {"network.control_port", "gateway.port", "engine.image"},
     "network": {"api.port", "gateway.port"},
-    "replicas": {"groups", "parallelism", "nodes", "api.bind"},
-    "groups": {"replicas", "parallelism", "nodes", "api.bind"},
+    "parallelism": {"api.port", "network.control_port"},
+    "gateway": {"engine.image"},
+    "replicas": {"groups", "parallelism", "nodes", "api.bind", "network.rdma"},
+    "groups": {"replicas", "parallelism", "nodes", "api.bind", "network.rdma"},
 }
 """Where problems between fields cannot be judged when a section has errors in its own; indexes are left out."""
 

@@ -22,7 +22,6 @@ FLAGS = {
     "data-parallel-start-rank": "parallelism.data",
     "data-parallel-rank": "parallelism.data",
     "data-parallel-address": "nodes[0].address",
-    "data-parallel-rpc-port": "network.master_port",
     "data-parallel-backend": "parallelism.data",
     "data-parallel-hybrid-lb": "replicas",
     "data-parallel-external-lb": "replicas",
@@ -46,6 +45,7 @@ FLAGS = {
 """Flags with the spec key to use instead."""
 
 FLAGS_WITHOUT_KEY = {
+    "data-parallel-rpc-port": "the engine's default, 29550, is kept free for it; leave it out",
     "disable-log-stats": "the engine's counters are how a stall is noticed; leave it out",
     "prefill-context-parallel-size": "it changes the world size, for which the spec has no key; leave it out",
     "grpc": "the endpoint is HTTP, and its health is checked there; leave it out",

@@ -66,12 +66,25 @@ class Parallelism:
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Section 5's bounds, as the container contract takes them."""
+    """The bounds of supervision, as the container's contract takes them."""
 
     node_timeout: str
     stall_timeout: str
     max_restarts: int
     drain: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Gateway:
+    """One address in front of the groups. Files are as the spec names them."""
+
+    nodes: tuple[str, ...]
+    bind: str
+    port: int
+    keys_file: str | None
+    tls_files: tuple[str, str] | None
+    max_body_bytes: int
+    sticky_header: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +147,8 @@ class Plan:
     environment: tuple[tuple[str, str], ...]
     user: str | None
     api_bind: str | None
+    api_tls: bool
+    """Whether the engine itself serves HTTPS, by the user's flags."""
     offline: bool
     rdma: Literal["auto", "required", "off"]
     recovery: Recovery
@@ -141,6 +156,9 @@ class Plan:
     """How long Docker waits between SIGTERM and SIGKILL, in seconds."""
     groups: tuple[GroupPlan, ...]
     choices: tuple[Choice, ...]
+    gateway: Gateway | None
+    model_config: str | None
+    """The model's config.json as the spec names it, for the memory check."""
     gpu_memory: tuple[str | None, ...]
     """Memory of one GPU by node as the spec says it (a size or a type), for the memory check."""
 
@@ -173,4 +191,4 @@ def endpoint(plan: Plan, group: GroupPlan) -> str:
     if address.is_unspecified:
         address = ipaddress.ip_address(group.head.address)
     host = f"[{address}]" if address.version == 6 else str(address)
-    return f"http://{host}:{group.ports.api}"
+    return f"{'https' if plan.api_tls else 'http'}://{host}:{group.ports.api}"

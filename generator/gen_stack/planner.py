@@ -11,6 +11,7 @@ from gen_stack.owned import canonical_flag
 from gen_stack.plan import (
     Choice,
     Devices,
+    Gateway,
     GroupPlan,
     Image,
     Mount,
@@ -20,9 +21,9 @@ from gen_stack.plan import (
     Ports,
     Recovery,
 )
-from gen_stack.release import LOCAL_REPOSITORY, image_tag, upstream_image
+from gen_stack.release import LOCAL_REPOSITORY, image_tag, is_upstream_image, upstream_image
 from gen_stack.rules import device_count, groups_of, ranks_per_node
-from gen_stack.spec import seconds
+from gen_stack.spec import seconds, size_bytes
 
 if TYPE_CHECKING:
     from gen_stack.load import LoadedSpec
@@ -50,11 +51,12 @@ def make_plan(loaded: LoadedSpec) -> Plan:
         engine_version=spec.engine.version,
         image=image,
         parallelism=parallelism,
-        command=_command(spec, parallelism),
+        command=_command(spec, parallelism, supervised=supervised),
         environment=tuple(spec.engine.env.items()),
         user=spec.engine.user,
         api_bind=spec.api.bind,
-        rdma="off" if spec.engine.device == "cpu" else spec.network.rdma,
+        api_tls="ssl-certfile" in {canonical_flag(name) for name in spec.engine.args},
+        rdma="off" if spec.engine.device == "cpu" or max(map(len, members)) == 1 else spec.network.rdma,
         offline=spec.model.offline,
         recovery=Recovery(**dict(spec.recovery)),
         stop_grace_s=math.ceil(seconds(spec.recovery.drain)) + STOP_S,
@@ -71,6 +73,8 @@ def make_plan(loaded: LoadedSpec) -> Plan:
             for number, group in enumerate(members)
         ),
         choices=(*choices, image_choice),
+        gateway=_gateway(spec),
+        model_config=spec.model.config,
         gpu_memory=tuple((node.gpu or spec.gpu).memory or (node.gpu or spec.gpu).type for node in spec.nodes),
     )
 
@@ -113,7 +117,9 @@ def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
 def _image(loaded: LoadedSpec, *, supervised: bool) -> tuple[Image, Choice]:
     engine = loaded.spec.engine
     if engine.image != "build":
-        return Image("reference", engine.image), Choice("image", engine.image, "the spec says so")
+        # rules.py lets upstream's image stand only where it can do what is asked
+        image = Image("upstream" if is_upstream_image(engine.image) else "reference", engine.image)
+        return image, Choice("image", engine.image, "the spec says so")
     upstream = upstream_image(engine.device, engine.version)
     if not supervised and "api_key" not in loaded.secrets:
         return Image("upstream", upstream), Choice("image", upstream, "one node alone needs nothing of ours")
@@ -122,7 +128,7 @@ def _image(loaded: LoadedSpec, *, supervised: bool) -> tuple[Image, Choice]:
     return Image("build", reference, upstream), Choice("image", f"{upstream} and our layer", why)
 
 
-def _command(spec: Spec, parallelism: Parallelism) -> tuple[str, ...]:
+def _command(spec: Spec, parallelism: Parallelism, *, supervised: bool) -> tuple[str, ...]:
     """Write the engine's arguments: those of `vllm serve`, the same on every node.
 
     The model stands first, so that no flag that takes several values can swallow it.
@@ -138,6 +144,7 @@ def _command(spec: Spec, parallelism: Parallelism) -> tuple[str, ...]:
         **({"served-model-name": names[0] if len(names) == 1 else names} if names else {}),
         **{name: size for name, size in sizes.items() if size > 1},
         **({"enable-expert-parallel": True} if parallelism.expert else {}),
+        **({} if supervised else {"shutdown-timeout": math.ceil(seconds(spec.recovery.drain))}),
     }
     flags |= {canonical_flag(name): value for name, value in spec.engine.args.items()}
     return (spec.model.id, *(item for name, value in flags.items() for item in _flag(name, value)))
@@ -152,6 +159,21 @@ def _flag(name: str, value: Any) -> list[str]:
         return [f"--{name}", *(str(one) for one in value)]
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) if isinstance(value, dict) else str(value)
     return [f"--{name}={text}"]
+
+
+def _gateway(spec: Spec) -> Gateway | None:
+    if spec.gateway is None:
+        return None
+    given = spec.gateway
+    return Gateway(
+        nodes=tuple(given.nodes),
+        bind=given.bind,
+        port=given.port,
+        keys_file=given.keys_file or spec.api.key_file,
+        tls_files=(given.tls.cert_file, given.tls.key_file) if given.tls else None,
+        max_body_bytes=size_bytes(given.max_body),
+        sticky_header=given.sticky_header,
+    )
 
 
 def _node(loaded: LoadedSpec, node: Node, rank: int, *, supervised: bool, layered: bool) -> NodePlan:

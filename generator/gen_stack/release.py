@@ -27,6 +27,12 @@ def upstream_image(device: str, engine_version: str) -> str:
     return f"{UPSTREAM_IMAGES[device]}:v{engine_version}"
 
 
+def is_upstream_image(reference: str) -> bool:
+    """Tell whether an image reference is one of upstream's, whatever its tag or digest."""
+    name = reference.partition("@")[0].removeprefix("docker.io/")
+    return name.partition(":")[0] in UPSTREAM_IMAGES.values()
+
+
 def image_tag(device: str, engine_version: str) -> str:
     """Name the tag of our image for `device`, without a repository, such as `0.32.0-0.1.0-rocm`."""
     suffix = "" if device == "cuda" else f"-{device}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gen_stack.owned import SHORT_FLAGS, canonical_flag, why_flag_is_refused, why_variable_is_refused
 from gen_stack.problems import KeyPath, Problem, listed, shown, suggestion
+from gen_stack.release import is_upstream_image
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from gen_stack.spec import Node, Spec
 
 RENDEZVOUS_PORTS = 16
-"""How many ports from `network.master_port` on belong to the group: each epoch takes one (DESIGN, section 5)."""
+"""How many ports from `network.master_port` on belong to the group: each new start of the engine takes another."""
+
+DATA_PARALLEL_PORT = 29550
+"""Where the head's engine meets its data parallel ranks: vLLM's default of `--data-parallel-rpc-port`."""
 
 RESERVED_NODE_NAMES = {"secrets": "the folder of the group's tokens has that name; choose another name"}
 
@@ -33,6 +37,9 @@ def problems_of(spec: Spec) -> list[Problem]:
         *_model(spec),
         *_ports(spec),
         *_bind(spec),
+        *_image(spec),
+        *_one_host(spec),
+        *_rocm(spec),
         *_engine_args(spec),
         *_environments(spec),
         *_gateway(spec),
@@ -206,6 +213,10 @@ def _ports(spec: Spec) -> Iterator[Problem]:
             f"{first} is the first of {RENDEZVOUS_PORTS} ports, up to {last}; write at most {65536 - RENDEZVOUS_PORTS}"
         )
         yield Problem(("network", "master_port"), words)
+    for key, port in (("api.port", spec.api.port), ("network.control_port", spec.network.control_port)):
+        if spec.parallelism.data > 1 and port == DATA_PARALLEL_PORT:
+            section, name = key.split(".")
+            yield Problem((section, name), f"{port} is the port where data parallel ranks meet; choose another")
     if spec.network.control_port == spec.api.port:
         words = f"{spec.network.control_port} is also api.port; give the two ports of the head different numbers"
         yield Problem(("network", "control_port"), words)
@@ -222,6 +233,53 @@ def _bind(spec: Spec) -> Iterator[Problem]:
     if not address.is_unspecified and not address.is_loopback:
         words = f"{shown(spec.api.bind)} is an address of one host, and every group has a head of its own"
         yield Problem(("api", "bind"), f"{words}; write 0.0.0.0 or ::, or leave it out")
+
+
+def _image(spec: Spec) -> Iterator[Problem]:
+    """Refuse upstream's own image where our layer has something to do that it cannot."""
+    if not is_upstream_image(spec.engine.image):
+        return
+    needs = "a group needs our entrypoint" if len(spec.nodes) > 1 or spec.gateway else ""
+    if spec.api.key_file:
+        needs = needs or "the API key comes from a file"
+    if needs:
+        words = f"{shown(spec.engine.image)} is upstream's image as it is, and {needs}"
+        yield Problem(("engine", "image"), f"{words}; write build, which adds it, or an image that has it")
+
+
+def _one_host(spec: Spec) -> Iterator[Problem]:
+    """Keep the nodes of a trial on one host from taking each other's devices and ports."""
+    if len(spec.nodes) == 1 or not all(ipaddress.ip_address(node.address).is_loopback for node in spec.nodes):
+        return
+    if len(groups_of(spec)) > 1:
+        key = "groups" if spec.groups else "replicas"
+        yield Problem(
+            (key,), "all nodes are on one host, where two groups would take the same ports; make it one group"
+        )
+    taken: dict[str, str] = {}
+    for index, node in enumerate(spec.nodes if spec.engine.device != "cpu" else []):
+        if isinstance(node.gpus, int):
+            words = "the nodes share this host's GPUs, and a count would give each the first ones; name device ids"
+            yield Problem(("nodes", index, "gpus"), words)
+            continue
+        for one in node.gpus:
+            if one in taken:
+                words = f"{shown(one)} is given to {taken[one]} already, on the same host; give each GPU to one node"
+                yield Problem(("nodes", index, "gpus"), words)
+            taken.setdefault(one, node.name)
+
+
+def _rocm(spec: Spec) -> Iterator[Problem]:
+    if spec.engine.device != "rocm":
+        return
+    if spec.engine.user is not None:
+        words = f"{shown(spec.engine.user)} cannot open /dev/kfd, whose group has another number on every distribution"
+        yield Problem(("engine", "user"), f"{words}; leave it out with engine.device rocm")
+    for index, node in enumerate(spec.nodes):
+        ids = node.gpus if isinstance(node.gpus, list) else []
+        if wrong := [one for one in ids if not one.isdecimal()]:
+            words = f"{shown(wrong[0])} is not an index, and HIP_VISIBLE_DEVICES takes nothing else; write such as '0'"
+            yield Problem(("nodes", index, "gpus"), words)
 
 
 def _engine_args(spec: Spec) -> Iterator[Problem]:
@@ -314,3 +372,5 @@ def _gateway(spec: Spec) -> Iterator[Problem]:
 def _rdma(spec: Spec) -> Iterator[Problem]:
     if spec.network.rdma == "required" and spec.engine.device == "cpu":
         yield Problem(("network", "rdma"), "'required' with engine.device cpu, whose transport is TCP only; write auto")
+    elif spec.network.rdma == "required" and max(len(group) for group in groups_of(spec)) == 1:
+        yield Problem(("network", "rdma"), "'required' with one node, which has nobody to send to; write auto")

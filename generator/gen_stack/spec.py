@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 SIZE_UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?(MiB|GiB|TiB|MB|GB|TB)")
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?(MiB|GiB|TiB|MB|GB|TB)")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)")
+MAX_DURATION_S = 7 * 24 * 3600.0
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
@@ -41,7 +42,10 @@ def seconds(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if not match:
         raise ValueError(f"{shown(text)} is no duration; write a number and a unit, such as 10s, 5m or 1h")
-    return float(match[1]) * DURATION_UNITS[match[2]]
+    found = float(match[1]) * DURATION_UNITS[match[2]]
+    if found > MAX_DURATION_S:
+        raise ValueError(f"{shown(text)} is more than a week; write 168h or less")
+    return found
 
 
 def _matching(pattern: str, rule: str) -> Any:
@@ -51,6 +55,15 @@ def _matching(pattern: str, rule: str) -> Any:
         return text
 
     return AfterValidator(check)
+
+
+def _with_unit(unit: str) -> Any:
+    def check(value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise ValueError(f"{shown(value)} has no unit; write it with one, such as {value}{unit}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def _checked_size(text: str) -> str:
@@ -116,15 +129,17 @@ def _checked_model(text: str) -> str:
         return _checked_path(text)
     if not _HUB_ID.fullmatch(text):
         rule = "write a hub id such as Qwen/Qwen2.5-72B-Instruct, or an absolute path that exists on every node"
+        if text.startswith(("./", "../", "~")):
+            rule = "a path is the same on every node, so write the whole of it, such as /srv/models/m"
+        elif "://" in text:
+            rule = "write the hub's name for it alone, such as Qwen/Qwen2.5-72B-Instruct"
         raise ValueError(f"{shown(text)} is no model; {rule}")
     return text
 
 
 def _device_ids(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | list):
-        raise ValueError(
-            f"{shown(value)} is neither; write a count such as 8, or a list of device ids such as ['0', '1']"
-        )
+        raise ValueError(f"{shown(value)} is neither a count, such as 8, nor a list of device ids such as ['0', '1']")
     if isinstance(value, int):
         if not 0 <= value <= 1024:
             raise ValueError(f"{value} is no count of GPUs; write a number from 0 to 1024")
@@ -176,13 +191,22 @@ BindAddress = Annotated[str, AfterValidator(_checked_bind)]
 HostPath = Annotated[str, AfterValidator(_checked_path)]
 ModelId = Annotated[str, AfterValidator(_checked_model)]
 Size = Annotated[
-    str, AfterValidator(_checked_size), WithJsonSchema({"type": "string", "pattern": f"^{_SIZE.pattern}$"})
+    str,
+    _with_unit("GiB"),
+    AfterValidator(_checked_size),
+    WithJsonSchema({"type": "string", "pattern": f"^{_SIZE.pattern}$"}),
 ]
 Duration = Annotated[
-    str, AfterValidator(_checked_duration), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"})
+    str,
+    _with_unit("s"),
+    AfterValidator(_checked_duration),
+    WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
 ]
 PositiveDuration = Annotated[
-    str, AfterValidator(_positive_duration), WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"})
+    str,
+    _with_unit("s"),
+    AfterValidator(_positive_duration),
+    WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
 ]
 Interface = Annotated[
     str, _matching(r"[^\s/:=^,\x00-\x1f\x7f]{1,15}", "write the name of one interface, such as ens1f0")
@@ -241,11 +265,11 @@ class Model(_Part):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
         Field(description="Names that requests use; the first one stands in answers. Default: the id."),
     ] = []
-    config: Annotated[PlainText | None, Field(description="A config.json to plan from.")] = None
+    config: Annotated[PlainText | None, Field(description="A config.json to plan from; checked, not used yet.")] = None
     cache: Annotated[
         HostPath | None, Field(description="Host directory for weights. Default: the volume gen-stack-huggingface.")
     ] = None
-    offline: Annotated[bool, Field(description="Fetch nothing; what is missing is an error before the start.")] = False
+    offline: Annotated[bool, Field(description="Fetch nothing; the engine fails where something is missing.")] = False
     token_file: Annotated[PlainText | None, Field(description="File with the hub's token, for gated models.")] = None
 
     @property
@@ -257,8 +281,8 @@ class Model(_Part):
 class Gpu(_Part):
     """The kind of GPU, for the memory check."""
 
-    type: Annotated[PlainText | None, Field(description="A name such as H100-80GB.")] = None
-    memory: Annotated[Size | None, Field(description="Memory of one GPU, such as 80GiB.")] = None
+    type: Annotated[PlainText | None, Field(description="A name such as H100-80GB; not used yet.")] = None
+    memory: Annotated[Size | None, Field(description="Memory of one GPU, such as 80GiB; not used yet.")] = None
 
 
 class Node(_Part):
@@ -342,7 +366,7 @@ class Recovery(_Part):
     stall_timeout: Annotated[
         PositiveDuration, Field(description="Standstill with a request open after which the engine counts as failed.")
     ] = "300s"
-    max_restarts: Annotated[int, Field(ge=0, description="Failures in a row after which the group stays down.")] = 5
+    max_restarts: Annotated[int, Field(ge=0, le=10**6, description="Failures after which the group stays down.")] = 5
     drain: Annotated[Duration, Field(description="How long running requests may finish when it is stopped.")] = "60s"
 
 

@@ -10,7 +10,7 @@ nodes:                             # the order is the rank; the first is the hea
   - {{name: gpu-a, address: 10.0.0.11, gpus: 8}}   # numeric addresses that the nodes reach each other at
   - {{name: gpu-b, address: 10.0.0.12, gpus: 8}}
 
-# Everything below is optional; what stands here are the defaults.
+# Everything below is optional; these are examples, or the defaults.
 #
 # parallelism:                     # default: tensor parallel inside a node, pipeline parallel across
 #   tensor: 8

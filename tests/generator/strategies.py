@@ -84,15 +84,16 @@ def specs(draw: Callable[..., Any]) -> Made:
     device = draw(st.sampled_from(["cuda", "rocm", "cpu"]))
     per_node = 1 if device == "cpu" else draw(st.sampled_from([1, 2, 4, 8]))
     world_size = nodes_in_group * per_node
-    first = draw(st.sampled_from(["10.0.0.1", "fd00::1", "127.0.0.1"]))
+    one_host = ["127.0.0.1"] if device == "cpu" and replicas == 1 else []
+    first = draw(st.sampled_from(["10.0.0.1", "fd00::1", *one_host]))
     local = draw(st.booleans())
-    user = draw(st.sampled_from([None, "1000:1000"]))
+    user = draw(st.sampled_from([None, *(["1000:1000"] if device != "rocm" else [])]))
     names = draw(st.lists(NAME, min_size=nodes_in_group * replicas, max_size=nodes_in_group * replicas, unique=True))
     nodes = [
         {
             "name": name,
             "address": str(ipaddress.ip_address(first) + index),
-            **({} if device == "cpu" else {"gpus": draw(gpus(per_node))}),
+            **({} if device == "cpu" else {"gpus": draw(gpus(per_node, uuids=device == "cuda"))}),
             **draw(optional({"env": VARIABLES, "interface": st.just("ens1f0"), "cache": st.just("/data/hf cache")})),
             **(draw(optional({"model": st.just("/other/$m")})) if local else {}),
         }
@@ -125,10 +126,11 @@ def optional(keys: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[
     return st.fixed_dictionaries({}, optional=keys)
 
 
-def gpus(count: int) -> st.SearchStrategy[int | list[int] | list[str]]:
+def gpus(count: int, *, uuids: bool) -> st.SearchStrategy[int | list[int] | list[str]]:
     """Draw a count, or as many device ids."""
     ids = st.permutations(range(count))
-    return st.just(count) | ids | ids.map(lambda some: [f"GPU-{one}" for one in some])
+    form = "GPU-{}" if uuids else "{}"
+    return st.just(count) | ids | ids.map(lambda some: [form.format(one) for one in some])
 
 
 @st.composite

@@ -402,3 +402,14 @@ def test_one_node_more_or_less(tmp_path: Path) -> None:
     found = write(tmp_path, stack(tmp_path, ONE))
     assert {one.kind for one in found if one.path.startswith("a/")} == {"changed", "obsolete"}
     assert {str(path.relative_to(tmp_path)) for path in (tmp_path / "a").rglob("*")} == {"a/compose.yaml"}
+
+
+def test_folders_of_an_image_are_open_to_any_user_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write(tmp_path / "out", {"a/image/x": OutputFile("x"), "a/secrets/y": OutputFile("y", secret=True)})
+    finally:
+        os.umask(before)
+    modes = {name: (tmp_path / "out" / name).stat().st_mode & 0o777 for name in ("a", "a/image", "a/secrets")}
+    assert modes == {"a": 0o755, "a/image": 0o755, "a/secrets": 0o700}
+    assert (tmp_path / "out/a/image/x").stat().st_mode & 0o777 == 0o644

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gen_stack.plan import endpoint
 from gen_stack.planner import make_plan
 from tests.generator.helpers import FOUR, HUB, ONE, TWO, load, plan_of
 
@@ -122,7 +123,34 @@ def test_the_command_is_the_one_that_users_of_vllm_know() -> None:
 
 
 def test_sizes_of_one_are_not_said() -> None:
-    assert plan_of(ONE.replace("gpus: 8", "gpus: 1")).command == ("/models/m",)
+    assert plan_of(ONE.replace("gpus: 8", "gpus: 1")).command == ("/models/m", "--shutdown-timeout=60")
+
+
+def test_a_node_alone_drains_by_its_command_and_a_group_by_its_entrypoint() -> None:
+    assert "--shutdown-timeout=600" in plan_of(f"{ONE}recovery: {{drain: 10m}}\n").command
+    assert not any("shutdown" in item for item in plan_of(f"{TWO}recovery: {{drain: 10m}}\n").command)
+
+
+def test_upstreams_image_by_reference_is_upstreams_image() -> None:
+    image = plan_of(f"{ONE}engine: {{image: 'docker.io/vllm/vllm-openai:v0.32.0@sha256:{'0' * 64}'}}\n").image
+    assert image.kind == "upstream"
+    assert plan_of(f"{ONE}engine: {{image: 'registry.lab:5000/vllm:1'}}\n").image.kind == "reference"
+
+
+def test_a_gateway_is_carried_whole() -> None:
+    gateway = plan_of(f"{TWO}gateway: {{nodes: [a], max_body: 1MiB, sticky_header: X-Session}}\n").gateway
+    assert gateway is not None
+    assert (gateway.nodes, gateway.port, gateway.max_body_bytes, gateway.sticky_header) == (
+        ("a",),
+        8080,
+        2**20,
+        "X-Session",
+    )
+
+
+def test_https_of_the_engine_is_https_of_the_endpoint() -> None:
+    plan = plan_of(f"{ONE}engine: {{args: {{ssl_certfile: /c, ssl_keyfile: /k}}}}\n")
+    assert endpoint(plan, plan.groups[0]) == "https://10.0.0.11:8000"
 
 
 def test_projects_have_no_dots() -> None:

@@ -72,8 +72,33 @@ def test_node_names_that_only_look_odd_are_fine(name: str) -> None:
     assert errors(TWO.replace("name: b", f"name: '{name}'")) == []
 
 
-def test_all_nodes_may_be_on_loopback() -> None:
-    assert errors(TWO.replace("10.0.0.11", "127.0.0.1").replace("10.0.0.12", "127.0.0.2")) == []
+LOOPBACK = TWO.replace("10.0.0.11", "127.0.0.1").replace("10.0.0.12", "127.0.0.2")
+
+
+def test_all_nodes_may_be_on_loopback_when_each_names_its_own_gpus() -> None:
+    first, second = LOOPBACK.replace("gpus: 8", "gpus: [0, 1]", 1), "gpus: [2, 3]"
+    assert errors(first.replace("gpus: 8", second)) == []
+    assert "'1' is given to a already" in errors(first.replace("gpus: 8", "gpus: [1, 2]"))[0]
+    assert "a count would give each the first ones; name device ids" in errors(LOOPBACK)[0]
+
+
+def test_two_groups_cannot_share_a_loopback() -> None:
+    text = f"{LOOPBACK.replace('gpus: 8', 'gpus: 0')}engine: {{device: cpu}}\nreplicas: 2\n"
+    assert "replicas: all nodes are on one host" in errors(text)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{TWO}engine: {{image: 'vllm/vllm-openai:v0.32.0'}}\n", "a group needs our entrypoint; write build"),
+        (f"{TWO}parallelism: {{data: 2}}\napi: {{port: 29550}}\n", "api.port: 29550 is the port where data parallel"),
+        (f"{ONE}network: {{rdma: required}}\n", "network.rdma: 'required' with one node"),
+        (f"{TWO}engine: {{device: rocm, user: '1000:1000'}}\n", "'1000:1000' cannot open /dev/kfd"),
+        (f"{TWO.replace('gpus: 8', 'gpus: [GPU-a]')}engine: {{device: rocm}}\n", "'GPU-a' is not an index"),
+    ],
+)
+def test_what_would_fail_late_is_refused(text: str, expected: str) -> None:
+    assert any(expected in line for line in errors(text)), errors(text)
 
 
 def test_two_spellings_of_one_address_are_one() -> None:

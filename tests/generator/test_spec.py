@@ -150,9 +150,9 @@ def test_durations(text: str, count: float) -> None:
             "/models/m",
             "./m",
             "spec.yaml:2: model: './m' is no model; "
-            "write a hub id such as Qwen/Qwen2.5-72B-Instruct, or an absolute path that exists on every node",
+            "a path is the same on every node, so write the whole of it, such as /srv/models/m",
         ),
-        ("/models/m", "https://hub/org/m", "is no model; write a hub id"),
+        ("/models/m", "https://hub/org/m", "is no model; write the hub's name for it alone"),
         ("/models/m", "/models/../m", "has '..' or ':' in it, which a mount cannot take; write the plain path"),
         ("/models/m", "'/models:m'", "has '..' or ':' in it"),
         ("/models/m", '"/models/a\\nb"', "has a line break or a control character in it; write one line of plain text"),
@@ -178,7 +178,7 @@ def test_durations(text: str, count: float) -> None:
         (
             "gpus: 8",
             "gpus: all",
-            "nodes[0].gpus: 'all' is neither; write a count such as 8, or a list of device ids such as ['0', '1']",
+            "nodes[0].gpus: 'all' is neither a count, such as 8, nor a list of device ids such as ['0', '1']",
         ),
         ("gpus: 8", "gpus: true", "nodes[0].gpus: true is neither"),
         ("gpus: 8", "gpus: 8.0", "nodes[0].gpus: 8.0 is neither"),
@@ -245,7 +245,7 @@ def test_a_wrong_field_is_named_with_the_rule_and_the_fix(old: str, new: str, ex
         ),
         ("engine: {user: 1000}", "engine.user: 1000 is not allowed; it must be a text; put it into quotation marks"),
         ("engine: {args: [a]}", "engine.args: ['a'] is not allowed; it must be a mapping; write 'key: value' below it"),
-        ("gpu: {memory: 80}", "gpu.memory: 80 is not allowed; it must be a text; put it into quotation marks"),
+        ("gpu: {memory: 80}", "gpu.memory: 80 has no unit; write it with one, such as 80GiB"),
         ("gpu: {memory: 80G}", "gpu.memory: '80G' is no size; write a number and a unit, such as 80GiB"),
         ("gpu: {memory: 0GiB}", "gpu.memory: '0GiB' is no size"),
         ("parallelism: {tensor: 0}", "parallelism.tensor: 0 is not allowed; it must be 1 or more"),
@@ -254,7 +254,7 @@ def test_a_wrong_field_is_named_with_the_rule_and_the_fix(old: str, new: str, ex
             "parallelism.expert: 'yes' is not allowed; it must be true or false, without quot",
         ),
         ("network: {rdma: on}", "network.rdma: 'on' is not allowed here; write 'auto', 'required' or 'off'"),
-        ("recovery: {drain: 60}", "recovery.drain: 60 is not allowed; it must be a text"),
+        ("recovery: {drain: 60}", "recovery.drain: 60 has no unit; write it with one, such as 60s"),
         (
             "recovery: {drain: -1s}",
             "recovery.drain: '-1s' is no duration; write a number and a unit, such as 10s, 5m or",

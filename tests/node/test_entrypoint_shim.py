@@ -249,3 +249,10 @@ def test_a_stop_while_waiting_for_an_address(node: Node) -> None:
         process.terminate()
         assert process.stderr.readline() == "stack-node[1/2]: stopped before the engine was started\n"
         assert process.wait(30) == 0
+
+
+def test_a_model_file_is_served_also_where_every_file_is_executable(node: Node, tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF\x03\0\0\0")
+    model.chmod(0o777)
+    assert engine(node.run(str(model)).stdout)["argv"] == ["serve", str(model)]

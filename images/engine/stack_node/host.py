@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -254,7 +255,10 @@ def hcas(root: Path = Path("/")) -> list[Hca]:
     """RDMA adapters that the kernel shows here."""
     found = []
     for adapter in sorted(root.glob("sys/class/infiniband/*")):
-        states = [path.read_text() for path in adapter.glob("ports/*/state")]
+        states = []
+        for path in adapter.glob("ports/*/state"):
+            with contextlib.suppress(OSError):  # an adapter that is just going away
+                states.append(path.read_text())
         found.append(Hca(adapter.name, any("ACTIVE" in state for state in states)))
     return found
 

@@ -19,6 +19,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,13 +44,25 @@ def main(args: Sequence[str]) -> int:
         from stack_node import health  # each way imports only what it needs: this one runs every few seconds
 
         return health.main()
-    if shutil.which(args[0]):
+    if _is_program(args[0]):
         return _become(args)
     if any(arg in _INFORMATION or arg.startswith("--help=") for arg in args):
         return _become(["vllm", "serve", *args])
     from stack_node import node
 
     return node.serve(args, os.environ)
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word is a program, on the PATH or by its path; some file systems call every file executable."""
+    path = shutil.which(word)
+    if path is None:
+        return False
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4).startswith((b"#!", b"\x7fELF"))
+    except OSError:  # it may be run, though not read
+        return True
 
 
 def _become(argv: Sequence[str]) -> int:
