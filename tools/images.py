@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gen_stack.release import RELEASE_REPOSITORY, image_tag
-from stack_node import ENGINE_VERSION
+from gen_stack.release import ENGINE_VERSION, RELEASE_REPOSITORY, image_tag
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
 from tools.process import main, say
