@@ -22,7 +22,7 @@ $(READY): pyproject.toml
 demo: $(READY) ## Start the demo stack on this machine and ask it a question
 	@$(BIN)/python -m tools.demo
 
-check: lint unit ## Lint, types, unit tests; about a minute
+check: lint unit ## Lint, types, unit tests; under a minute
 
 test: check ## Every test: units, lab hosts, the real engine with a real model
 	$(BIN)/python -m pytest tests -m lab -v --durations=0 --durations-min=20
