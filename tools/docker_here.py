@@ -64,10 +64,6 @@ class Docker:
         if status:
             raise ToolError(f"exit status {status}: docker {' '.join(map(str, args))}")
 
-    def show_compose(self, folder: Path, *args: str) -> None:
-        """Run `docker compose ARGS` for the stack in a folder, with its output on the terminal."""
-        self.show(*self._stack(folder), *args)
-
     @staticmethod
     def _stack(folder: Path) -> tuple[str | Path, ...]:
         return ("compose", "--project-directory", folder, "-f", folder / "compose.yaml")

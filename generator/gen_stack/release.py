@@ -5,9 +5,6 @@ from gen_stack import __version__
 ENGINE_VERSION = "0.32.0"
 """The vLLM release that this version of gen-stack is tested with."""
 
-DEVICES = ("cuda", "rocm", "cpu")
-"""The kinds of device an engine can run on, in the order the documentation names them."""
-
 UPSTREAM_IMAGES = {
     "cuda": "vllm/vllm-openai",
     "rocm": "vllm/vllm-openai-rocm",

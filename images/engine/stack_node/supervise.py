@@ -54,11 +54,6 @@ def take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
 
 
-def release_signals() -> None:
-    """Undo `take_signals`, for a program that takes this process's place."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
-
-
 def pause(seconds: float) -> None:
     """Sleep; raises StopRequestedError as soon as a stop signal comes."""
     if signal.sigtimedwait(STOP_SIGNALS, seconds) is not None:
