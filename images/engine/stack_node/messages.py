@@ -7,7 +7,7 @@ instance, so the pair (head instance, number) needs no repeating.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Union, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 PROTOCOL = 1
 
@@ -147,9 +147,9 @@ class Stop:
     gently: bool
 
 
-ToHead = Union[Ping, Progress, Prepared, Blocked, Listening, Reached, Started, Signs, Failed, Stopped, Leaving]
-ToNode = Union[Pong, Listen, Reach, Start, Stop]
-Message = Union[ToHead, ToNode]
+ToHead = Ping | Progress | Prepared | Blocked | Listening | Reached | Started | Signs | Failed | Stopped | Leaving
+ToNode = Pong | Listen | Reach | Start | Stop
+Message = ToHead | ToNode
 
 _KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for union in (ToHead, ToNode) for kind in get_args(union)}
 _CHECKS = {int: "a whole number", str: "text", bool: "true or false", list: "a list"}
