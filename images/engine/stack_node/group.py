@@ -392,7 +392,6 @@ class Group:
                 self._lost(mate, f"silent for {now - mate.heard:.1f} s", now)
 
     def _advance(self, now: float) -> None:
-    def _advance(self, now: float) -> None:
         match self.phase:
             case Phase.FORMING:
                 self._advance_forming(now)
