@@ -29,6 +29,7 @@ END_S = 45.0  # until every node has said that its engine is gone; gentle ends i
 CALM_S = 600.0  # ready that long: the budget is whole again
 KILL_GRACE_S = 5.0
 REMIND_S = 60.0
+SETTLE_S = 2.0  # what is waited for has to stay the same so long before it is worth a line
 REST_MAX_S = 60.0
 RETRY_S, RETRY_MAX_S = 300.0, 3600.0
 FRESH_RETRY_S = 60.0  # somebody started the head anew although the budget is used up: once more, but not at once
@@ -89,7 +90,7 @@ class Group:
         self.until = now  # resting and down: when to go on
         self._actions: list[ev.HeadAction] = []
         self._since = now  # of the phase
-        self._said = ("", 0.0)  # what is waited for, and when that was said
+        self._waiting: tuple[str, float, float | None] = ("", now, None)  # for what, since when, when it was said
         self._not_before = now
         self._fault_at: float | None = None
         self._closing = False
@@ -286,7 +287,7 @@ class Group:
     def _become_ready(self, note: str, now: float) -> None:
         took = now - self._since
         self._enter(Phase.READY, now)
-        self._said = ("", now)
+        self._waiting = ("", now, None)
         self._say(f"ready: epoch {self.epoch}, every rank has answered, {took:.1f} s after the start{note}")
         if self._fault_at is not None:
             self.last_recovery_s, self._fault_at = now - self._fault_at, None
@@ -415,11 +416,15 @@ class Group:
         if not waits and now >= self._not_before:
             self._check(now)
             return
-        what = waits or self.obstacle
-        told, when = self._said
-        if what and (what != told or now - when >= REMIND_S):
-            self._said = (what, now)
-            self._say(f"waiting for {waits}" if waits else f"cannot start: {self.obstacle}")
+        if not waits and not self.obstacle:
+            return
+        what = f"waiting for {waits}" if waits else f"cannot start: {self.obstacle}"
+        if what != self._waiting[0]:
+            self._waiting = (what, now, None)
+        _, since, said = self._waiting
+        if now - since >= SETTLE_S and (said is None or now - said >= REMIND_S):
+            self._waiting = (what, since, now)
+            self._say(what)
 
     def _advance_checking(self, now: float) -> None:
         if now - self._since <= REACH_S:
