@@ -1,0 +1,154 @@
+"""Groups of engines, fake ones as plain processes and real ones in containers, behind one small interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+COMMAND = Path(__file__).parent / "vllm"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def http(url: str, body: dict[str, Any] | None = None, timeout: float = 10, key: str = "") -> tuple[int, str]:
+    """Ask and return status and text; 0 when nobody answers."""
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None, headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def soon(happened: Callable[[], bool], seconds: float = 15) -> bool:
+    """Wait until something is so; False when it is not within so many seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def tree(pid: int) -> dict[int, str]:
+    """Living descendants of a process, with their command lines."""
+    found: dict[int, str] = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        found |= {int(child): words, **tree(int(child))}
+    return found
+
+
+class FakeGroup:
+    """Ranks of the fake engine on this machine."""
+
+    def __init__(self, folder: Path, nnodes: int = 2):
+        self.folder = folder
+        self.nnodes = nnodes
+        self.master_port, self.port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def switches(self, rank: int) -> Path:
+        """The folder of a rank's run-time switches."""
+        path = self.folder / f"switches-{rank}"
+        path.mkdir(exist_ok=True)
+        return path
+
+    def start(self, rank: int, *flags: str, **env: str) -> None:
+        """Start one rank."""
+        group = [f"--nnodes={self.nnodes}", f"--node-rank={rank}", "--master-addr=127.0.0.1"]
+        group += [f"--master-port={self.master_port}", f"--tensor-parallel-size={self.nnodes}"]
+        group += ["--headless"] if rank else ["--host=127.0.0.1", f"--port={self.port}"]
+        quick = {"FAKE_LOAD_S": "0.1", "FAKE_NOTICE_S": "0.5", "FAKE_LEAVE_S": "0.3", "FAKE_STEP_S": "0.01"}
+        with (self.folder / f"{rank}.log").open("wb") as log:
+            self.processes[rank] = subprocess.Popen(
+                [COMMAND, "serve", "/srv/model", *group, *flags],
+                env={**os.environ, **quick, "FAKE_DIR": str(self.switches(rank)), "VLLM_HOST_IP": "127.0.0.1", **env},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def start_all(self, *flags: str, **env: str) -> None:
+        """Start all ranks, the head last, and wait for the API."""
+        for rank in reversed(range(self.nnodes)):
+            self.start(rank, *(flags if rank == 0 else ()), **env)
+        assert soon(lambda: http(f"{self.url}/health")[0] == 200), self.log(0)
+
+    def log(self, rank: int) -> str:
+        return (self.folder / f"{rank}.log").read_text()
+
+    def find(self, rank: int, title: str) -> int:
+        """The process of a rank whose command line begins with `title`; the first one for an empty title."""
+        first = self.processes[rank].pid
+        return next(pid for pid, words in tree(first).items() if words.startswith(title)) if title else first
+
+    def signal(self, rank: int, title: str, number: signal.Signals) -> None:
+        os.kill(self.find(rank, title), number)
+
+    def status(self, rank: int, seconds: float = 15) -> int | None:
+        """The exit status of a rank's first process, negative for a signal; None when it does not end in time."""
+        try:
+            return self.processes[rank].wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def ask(self, tokens: int = 3, timeout: float = 10, **more: Any) -> tuple[int, str]:
+        body = {"model": "/srv/model", "prompt": "one two three", "max_tokens": tokens, **more}
+        return http(f"{self.url}/v1/completions", body, timeout)
+
+    def metric(self, name: str) -> float:
+        """A metric's value, all its rows together."""
+        text = http(f"{self.url}/metrics")[1]
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+    def members(self) -> list[int]:
+        """Every living process of the group, also one that has lost its parent."""
+        return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if self._is_ours(entry)]
+
+    def _is_ours(self, entry: Path) -> bool:
+        try:
+            return f"FAKE_DIR={self.folder}/".encode() in (entry / "environ").read_bytes()
+        except OSError:  # gone meanwhile
+            return False
+
+    def end(self) -> None:
+        """Kill every process of the group."""
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeGroup]:
+    """A group of two fake ranks; nothing of it is left afterwards."""
+    group = FakeGroup(tmp_path)
+    try:
+        yield group
+    finally:
+        group.end()
