@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stack_node import events as ev
@@ -51,6 +52,8 @@ class SimNode:
     cut_out: bool = False  # nothing arrives at the head
     fails_to_start: int = 0
     hangs: bool = False  # its engine answers nothing
+    unkillable: bool = False  # its engine survives SIGKILL
+    weights_problem: str = ""
     life: int = 0  # counts supervisors
     stuck_out: list[Callable[[], None]] = field(default_factory=list)  # waits in a socket that is cut
     stuck_in: list[Callable[[], None]] = field(default_factory=list)
@@ -69,7 +72,7 @@ class Simulation:
         self.saved: tuple[int, int, dict[str, Any] | None] = (0, 0, None)
         self.requests = 0  # running at the head
         self.exited: list[int] = []
-        self.api_open_since_fault = 0.0
+        self.unreachable: set[tuple[int, int]] = set()  # pairs of ranks: the first cannot connect to the second
         self._order = itertools.count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._links = itertools.count(1)
@@ -106,7 +109,7 @@ class Simulation:
     def check(self) -> None:
         """What must hold at every moment."""
         engines = [node.engine for node in self.nodes if node.engine and not node.frozen]
-        if self.group is not None and self.group.ready and not self._fault_pending():
+        if self.group is not None and self.group.ready:
             assert self.group.epoch > 0
             assert not self.group.roster.missing()
         kinds = {(engine.head_instance, engine.epoch): engine for engine in engines}
@@ -114,9 +117,6 @@ class Simulation:
             newest = max(engine.starts for engine in kinds.values())
             bound = 2 * self.settings.node_timeout + 5
             assert self.now - newest <= bound, f"engines of several epochs at {self.now}: {sorted(kinds)}"
-
-    def _fault_pending(self) -> bool:
-        return False
 
     @property
     def ready(self) -> bool:
@@ -255,7 +255,9 @@ class Simulation:
             case ev.EndEngine(_):
                 self.later(KILL_S, lambda: self._engine_dies(node, member))
             case ev.FetchWeights():
-                self.later(DELAY_S, lambda: self._to_node(node, ev.WeightsReady()))
+                problem = node.weights_problem
+                found = ev.WeightsFailed(problem, again=False) if problem else ev.WeightsReady()
+                self.later(DELAY_S, lambda: self._to_node(node, found))
             case ev.Say(sentence):
                 self.said.append(f"{node.rank}: {sentence}")
             case ev.Exit():
@@ -266,6 +268,8 @@ class Simulation:
 
     def _cut_off(self, node: SimNode, rank: int) -> bool:
         peer = self.nodes[rank]
+        if (node.rank, rank) in self.unreachable:
+            return True
         return node.cut_in or node.cut_out or peer.cut_in or peer.cut_out or peer.member is None
 
     def _engine_dies(self, node: SimNode, member: Member | None) -> None:
@@ -273,6 +277,10 @@ class Simulation:
             return
         if node.frozen:
             node.frozen_events.append(lambda: self._engine_dies(node, member))
+            return
+        if node.unkillable:
+            self._to_node(node, ev.EngineGone(node.engine.epoch, [7]))
+            self.later(1.0, lambda: self._engine_dies(node, member))
             return
         epoch, node.engine = node.engine.epoch, None
         self._to_node(node, ev.EngineGone(epoch, []))
@@ -317,7 +325,7 @@ class Simulation:
             case ev.Send(link, message):
                 for node in self.nodes:
                     if node.link == link:
-                        self._carry(node, out=False, what=lambda node=node: self._deliver(node, link, message))
+                        self._carry(node, out=False, what=partial(self._deliver, node, link, message))
             case ev.Drop(link, why):
                 for node in self.nodes:
                     if node.link == link and not node.cut_in:

@@ -27,6 +27,8 @@ SHM = "/dev/shm"  # noqa: S108
 # vLLM's API server wants 65535 open files (vllm/utils/system_utils.py); every request in flight holds one.
 NOFILE = 65536
 
+UNKNOWN = "unknown"
+
 Platform = Literal["cuda", "rocm", "cpu", "unknown"]
 
 
@@ -181,9 +183,8 @@ def engine_platform(environ: Mapping[str, str]) -> Platform:
     """Kind of device that the installed vLLM was built for, read from its version as vLLM itself does."""
     if environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return "cpu"
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+    version = engine_version()
+    if version == UNKNOWN:
         return "unknown"
     local = version.partition("+")[2]
     if "cpu" in local:
@@ -193,6 +194,14 @@ def engine_platform(environ: Mapping[str, str]) -> Platform:
     if "xpu" in local or "tpu" in local:
         return "unknown"
     return "cuda"
+
+
+def engine_version() -> str:
+    """Version of the installed vLLM, such as `0.32.0+cpu`, or `unknown`."""
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return UNKNOWN
 
 
 def visible_devices(platform: Platform, environ: Mapping[str, str], root: Path = Path("/")) -> int | None:

@@ -72,6 +72,8 @@ def _serve(
     command = argv.command(config, args, environ, network, api_key)
     for line in introduction(config, network, facts, command):
         say(line)
+    if config.in_group:
+        return _run_in_group(config, args, environ, network, facts, api_key, errors, say)
     outcome = _run(config, command, errors, say)
     status, sentence = conclusion(outcome)
     say(sentence)
@@ -154,6 +156,35 @@ def conclusion(outcome: Outcome) -> tuple[int, str]:
     return 128 - outcome.status, f"the engine was killed by {name}{hint}"
 
 
+def _run_in_group(
+    config: NodeConfig,
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    network: Network | None,
+    facts: Facts,
+    api_key: str | None,
+    errors: Sink,
+    say: Voice,
+) -> int:
+    from stack_node import control  # aiohttp and all: only a group needs it
+
+    output = logpump.Sink(1, config)
+    start = control.Start(
+        config=config,
+        args=args,
+        environ=dict(environ),
+        network=network,
+        devices=-1 if facts.devices is None else facts.devices,
+        engine_version=host.engine_version(),
+        token=(facts.token_file.text or "").strip().encode() if facts.token_file else b"",
+        api_key=api_key,
+    )
+    good = control.Control(start, output, errors, say).run()
+    output.flush(FLUSH_S)
+    say("stopped" if good else "ended")
+    return EXIT_STOPPED if good else EXIT_ENDED
+
+
 def _run(config: NodeConfig, command: EngineCommand, errors: Sink, say: Voice) -> Outcome:
     supervise.become_subreaper()
     output = logpump.Sink(1, config.label)
@@ -174,7 +205,6 @@ def _run(config: NodeConfig, command: EngineCommand, errors: Sink, say: Voice) -
 
 
 def _publish(config: NodeConfig, command: EngineCommand, pid: int, say: Voice) -> None:
-    role = "plain" if not config.in_group else "head" if config.serves_api else "worker"
     own, engine = health.start_ticks(os.getpid()) or 0, health.start_ticks(pid) or 0
     try:
         health.write(health.Status(os.getpid(), own, role, pid, engine, command.api_url))
