@@ -12,9 +12,17 @@ import select
 import threading
 import time
 from collections import deque
+from typing import Protocol
 
 BUFFER_BYTES = 4 << 20
 _CHUNK = 64 << 10
+
+
+class Takes(Protocol):
+    """Takes output without making anyone wait."""
+
+    def put(self, data: bytes) -> None:
+        """Append output."""
 
 
 class Sink:
@@ -118,14 +126,14 @@ class Voice:
         self._sink.put(f"{self._sink.label}: {sentence}\n".encode(), own_line=True)
 
 
-def copy(source_fd: int, sink: Sink) -> threading.Thread:
+def copy(source_fd: int, sink: Takes) -> threading.Thread:
     """Start a thread that moves everything from a pipe to a sink until the pipe's last writer has closed it."""
     thread = threading.Thread(target=_copy, args=(source_fd, sink), daemon=True, name=f"read-{source_fd}")
     thread.start()
     return thread
 
 
-def _copy(source_fd: int, sink: Sink) -> None:
+def _copy(source_fd: int, sink: Takes) -> None:
     while True:
         data = os.read(source_fd, _CHUNK)
         if not data:

@@ -8,7 +8,6 @@ is to end.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -16,10 +15,9 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stack_node import launch
+from stack_node import launch, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,25 +89,6 @@ def spawn(argv: Sequence[str], env: dict[str, str], stdout_fd: int, stderr_fd: i
     return pid, write_end
 
 
-def descendants(root: int) -> list[int]:
-    """Living processes below `root`, zombies not counted."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            children.setdefault(int(parent), []).append((int(entry.name), state))
-    found = []
-    todo = [root]
-    while todo:
-        for pid, state in children.get(todo.pop(), []):
-            todo.append(pid)
-            if state not in "ZX":
-                found.append(pid)
-    return found
-
-
 class Supervisor:
     """Watches one engine until it and everything below it has ended."""
 
@@ -150,7 +129,7 @@ class Supervisor:
         self._deadline = time.monotonic() + self._stop_s
         self._say(f"{name}: stopping the engine, which has {self._stop_s:.0f} s to end by itself")
         if self._status is None:
-            _kill(self._pid, signal.SIGTERM)
+            processes.send(self._pid, signal.SIGTERM)
 
     def _reap(self) -> None:
         while True:
@@ -169,7 +148,7 @@ class Supervisor:
             self._signal_tree(signal.SIGKILL, KILL_S)
         elif not self._signal_tree(signal.SIGTERM, TERM_S):
             self._signal_tree(signal.SIGKILL, KILL_S)
-        left = descendants(os.getpid())
+        left = processes.descendants(os.getpid())
         if left:
             self._say(f"processes {', '.join(map(str, left))} cannot be killed; the host may need a reboot")
 
@@ -179,18 +158,13 @@ class Supervisor:
         signalled: set[int] = set()
         while True:
             self._reap()
-            left = descendants(os.getpid())
+            left = processes.descendants(os.getpid())
             if not left:
                 return True
             for pid in left:
                 if pid not in signalled:
-                    _kill(pid, number)
+                    processes.send(pid, number)
                     signalled.add(pid)
             if time.monotonic() >= deadline:
                 return False
             signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
-
-
-def _kill(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
