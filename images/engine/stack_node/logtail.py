@@ -58,7 +58,7 @@ class Tail:
             self._taken += len(data)
             *ended, rest = data.split(b"\n")
             for line in ended:
-                self._keep(_shorten(self._open.pop(stream, b"") + line))
+                self._keep(_shorten(self._open.pop(stream, b"") + line).rstrip(b"\r"))
             self._open[stream] = _shorten(self._open.get(stream, b"") + rest)
 
     def _keep(self, line: bytes) -> None:
@@ -86,8 +86,8 @@ class _Beside:
 
 def _shorten(line: bytes) -> bytes:
     """What a terminal would show of a line that a progress bar writes again and again, and not too much of it."""
-    text = line[:-1] if line.endswith(b"\r") else line
-    return text.rpartition(b"\r")[2][:_LINE_BYTES]
+    text, end = (line[:-1], b"\r") if line.endswith(b"\r") else (line, b"")
+    return text.rpartition(b"\r")[2][:_LINE_BYTES] + end
 
 
 def root_cause(lines: Sequence[str]) -> list[str]:
