@@ -30,6 +30,7 @@ class _Server(ThreadingHTTPServer):
     api: Api
 
     def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
         self.socket.bind(self.server_address)  # no look-up of the host's name
 
     def handle_error(self, request: Any, client_address: Any) -> None:
