@@ -18,6 +18,10 @@ NETWORK = {rank: Network("10.0.0.11", f"10.0.0.1{rank + 1}", "ens1f0") for rank 
 DAY = 86400
 
 
+QUIET = "--disable-access-log-for-endpoints=/health,/metrics,/ping"
+ENDPOINT = ("--host=10.0.0.11", "--port=8000", QUIET, "--shutdown-timeout=60")
+
+
 def node(rank: int = 0, nnodes: int | None = 3, **variables: str) -> NodeConfig:
     group = {"NNODES": str(nnodes), "NODE_RANK": str(rank), "MASTER_ADDR": "10.0.0.11"} if nnodes else {}
     read, problems = config.read({**group, **variables})
@@ -64,7 +68,7 @@ def test_plain_with_an_endpoint() -> None:
 
 def test_group_of_one_has_no_group_flags() -> None:
     alone = command(node(nnodes=1), ["m", "-tp", "4"])
-    assert alone.argv == ("vllm", "serve", "m", "-tp", "4", "--host=10.0.0.11", "--port=8000", "--shutdown-timeout=60")
+    assert alone.argv == ("vllm", "serve", "m", "-tp", "4", *ENDPOINT)
     assert "VLLM_HOST_IP" not in alone.env
 
 
@@ -73,7 +77,7 @@ def test_head() -> None:
     assert head.argv == (
         *("vllm", "serve", "m", "--tensor-parallel-size=3"),
         *shared(0),
-        *("--host=10.0.0.11", "--port=8000", "--shutdown-timeout=60"),
+        *ENDPOINT,
     )
     assert head.env == {
         "PATH": "/bin",
@@ -287,10 +291,9 @@ def test_every_rank_keeps_every_engine_flag_in_order(parts: list[tuple[str, tupl
     kept = ["m", *(token for kind, tokens in parts if kind == "engine" for token in tokens)]
     head, *workers = (command(node(rank), args).argv for rank in range(3))
     assert list(head) == ["vllm", "serve", *args, *head[2 + len(args) :]]
-    assert list(head[2 + len(args) :]) == [
-        *shared(0),
-        *("--host=10.0.0.11", "--port=8000", "--shutdown-timeout=60"),
-    ]
+    own_log_choice = any(flags.canonical(arg)[0] == QUIET.partition("=")[0] for arg in args)
+    endpoint = [flag for flag in ENDPOINT if flag != QUIET or not own_log_choice]
+    assert list(head[2 + len(args) :]) == [*shared(0), *endpoint]
     for rank, worker in enumerate(workers, 1):
         assert list(worker) == ["vllm", "serve", *kept, *shared(rank), "--headless"]
 

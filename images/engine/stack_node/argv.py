@@ -161,6 +161,8 @@ def _group_flags(
         added.append(f"--host={host}")
     if config.api_port is not None:
         added.append(f"--port={config.api_port}")
+    if config.in_group and not flags.has(items, "--disable-access-log-for-endpoints"):
+        added.append("--disable-access-log-for-endpoints=/health,/metrics,/ping")  # asked every second or two
     if config.drain is not None:
         # After SIGTERM the head finishes running requests for so long; 0, vLLM's default, cuts them off.
         added.append(f"--shutdown-timeout={math.ceil(config.drain)}")

@@ -154,7 +154,15 @@ class Control:
             instance=secrets.token_hex(8),
         )
         return Participant(
-            config, join, start.head, start.token, self._engine, self._weights, self._command, self._finish.set, self._say
+            config,
+            join,
+            start.head,
+            start.token,
+            self._engine,
+            self._weights,
+            self._command,
+            self._finish.set,
+            self._say,
         )
 
     def _make_coordinator(self) -> Coordinator:

@@ -13,7 +13,6 @@ from stack_node import events as ev
 from stack_node import metrics, ports, report, statefile
 from stack_node.config import MASTER_PORTS
 from stack_node.group import Group, Phase
-from stack_node.probe import Api
 from stack_node.server import Server
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from stack_node.config import NodeConfig
     from stack_node.messages import Join, ToHead
+    from stack_node.probe import Api
     from stack_node.roster import Settings
 
 TICK_S = 0.2
@@ -30,6 +30,7 @@ ALIVE_EVERY_S = 0.25
 GAUGES_EVERY_S = 2.0
 GAUGES_EVERY_DRAINING_S = 0.25
 MEETING_EVERY_S = 1.0
+PROBE_AGAIN_S = 1.0
 FOREVER_S = 1e9  # the group decides when a request of ours is overdue
 
 
@@ -77,17 +78,20 @@ class Coordinator:
 
     async def _listen(self) -> None:
         told: float | None = None
-        while True:
-            try:
-                await self._server.start()
-            except OSError as error:
-                if told is None or time.monotonic() - told >= REMIND_S:
-                    told = time.monotonic()
-                    port = self._config.control_port
-                    self._say(f"the control port {port} cannot be opened ({error.strerror}): {ports.holder(port)}")
-                await asyncio.sleep(LISTEN_AGAIN_S)
-            else:
-                return
+        port = self._config.control_port
+        while (error := await self._server_error()) is not None:
+            if told is None or time.monotonic() - told >= REMIND_S:
+                told = time.monotonic()
+                holder = await asyncio.to_thread(ports.holder, port)
+                self._say(f"the control port {port} cannot be opened ({error.strerror}): {holder}")
+            await asyncio.sleep(LISTEN_AGAIN_S)
+
+    async def _server_error(self) -> OSError | None:
+        try:
+            await self._server.start()
+        except OSError as error:
+            return error
+        return None
 
     async def close(self) -> None:
         """End everything that `run` and the actions have begun."""
@@ -156,7 +160,7 @@ class Coordinator:
             case ev.KillOwnEngine():
                 self._kill_own_engine()
             case ev.PickPort(epoch):
-                asyncio.get_running_loop().call_soon(lambda: self._handle(self._pick_port(epoch)))
+                self._task(self._pick_port(epoch))
             case _:
                 self._do_later(action)
 
@@ -190,16 +194,17 @@ class Coordinator:
             task.cancel()
         self._watching = []
 
-    def _pick_port(self, epoch: int) -> ev.PortPicked:
+    async def _pick_port(self, epoch: int) -> None:
+        port, problem = ports.pick_master_port(self._config.master_port, MASTER_PORTS, self._used_ports), ""
         api_port = self._config.api_port
         if api_port is not None and not ports.free(self._api_address, api_port):
-            return ev.PortPicked(epoch, 0, f"the API's port {api_port} is taken: {ports.holder(api_port)}")
-        first = self._config.master_port
-        port = ports.pick_master_port(first, MASTER_PORTS, self._used_ports)
-        if port is None:
-            return ev.PortPicked(epoch, 0, f"every rendezvous port from {first} to {first + MASTER_PORTS - 1} is taken")
-        self._used_ports = [*self._used_ports[1 - MASTER_PORTS :], port]
-        return ev.PortPicked(epoch, port, "")
+            problem = f"the API's port {api_port} is taken: {await asyncio.to_thread(ports.holder, api_port)}"
+        elif port is None:
+            first = self._config.master_port
+            problem = f"every rendezvous port from {first} to {first + MASTER_PORTS - 1} is taken"
+        else:
+            self._used_ports = [*self._used_ports[1 - MASTER_PORTS :], port]
+        self._handle(ev.PortPicked(epoch, port or 0, problem))
 
     # --- the watch over an epoch
 
@@ -220,10 +225,11 @@ class Coordinator:
             await asyncio.sleep(GAUGES_EVERY_DRAINING_S if draining else GAUGES_EVERY_S)
 
     async def _probe(self, epoch: int) -> None:
-        proof = await self._api.prove(FOREVER_S)
+        while (proof := await self._api.prove(FOREVER_S)).outcome == "unanswered":
+            await asyncio.sleep(PROBE_AGAIN_S)  # a full queue says no at once; whether it stands still, counters tell
         if proof.outcome == "answered":
             self._handle(ev.Proved(epoch, ""))
         elif proof.outcome == "refused":
             self._handle(ev.Proved(epoch, f" (a request of ours was refused, which proves less: {proof.detail})"))
-        elif proof.outcome == "failed":
+        else:
             self._handle(ev.Disproved(epoch, proof.detail))

@@ -65,6 +65,8 @@ OWNED: dict[str, str] = {
     "--uds": "set GEN_STACK_API_BIND and GEN_STACK_API_PORT",
     "--api-key": "set GEN_STACK_API_KEY_FILE",
     "--shutdown-timeout": "set GEN_STACK_DRAIN",
+    # Its counters tell whether the engine moves.
+    "--disable-log-stats": "let the group watch the counters",
     # vLLM reads that file after the command line was judged; a rank or a port in it would go unseen.
     "--config": "write the file's settings as flags",
 }
@@ -77,7 +79,7 @@ _KNOWN: dict[str, Arity] = {
         distributed-timeout-seconds master-addr master-port model nnodes node-rank pipeline-parallel-size
         prefill-context-parallel-size shutdown-timeout tensor-parallel-size""",
     ),
-    **_flags(Arity.SWITCH, "headless"),
+    **_flags(Arity.SWITCH, "disable-log-stats headless"),
 }
 
 _SHORT = {
