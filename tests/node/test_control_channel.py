@@ -191,10 +191,6 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def highest_file() -> int:
-    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-
-
 @pytest.mark.parametrize(("token", "address"), [(TOKEN, "127.0.0.1"), (b"", "127.0.0.1"), (TOKEN, "::1")])
 def test_a_node_joins_and_both_talk(token: bytes, address: str) -> None:
     async def test() -> None:
@@ -525,6 +521,37 @@ def test_nothing_is_received_of_a_link_that_was_dropped(monkeypatch: pytest.Monk
     run(test)
 
 
+def test_a_message_that_comes_with_the_drop_is_not_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with serving() as (head, there):
+
+            async def dropping(*args: Any) -> Any:
+                message = await sockets.next_message(*args)
+                there.drop(head.links[0], "enough")
+                return message
+
+            monkeypatch.setattr(server, "next_message", dropping)
+            async with connecting(there.port) as (node, here):
+                await until(lambda: node.heard)
+                here.send(Ping(0))
+                await until(lambda: not head.links)
+                assert head.heard == [("joined", JOIN), ("lost", "enough")]
+
+    run(test)
+
+
+def test_what_was_sent_makes_room_for_more() -> None:
+    async def test() -> None:
+        async with serving() as (head, there), connecting(there.port) as (node, here):
+            await until(lambda: node.heard)
+            for number in range(2 * sockets.OUTBOX_LIMIT // 60000):
+                here.send(Failed(number, "x" * 60000, []))
+                await until(lambda number=number: len(head.heard) == number + 2)  # type: ignore[misc]
+            assert len(node.heard) == 1
+
+    run(test)
+
+
 def test_a_log_too_long_for_a_frame_is_cut_at_its_beginning() -> None:
     async def test() -> None:
         async with serving() as (head, there), connecting(there.port) as (node, here):
@@ -585,6 +612,7 @@ def test_a_node_never_waits_for_a_head_that_does_not_read() -> None:
                 here.send(Failed(number, "x" * 60000, []))
                 await asyncio.sleep(0)
             assert await node.ending() == ("disconnected", sockets.STUCK)
+            await until(lambda: open_files() <= before + 1)  # the head's end, which has noticed nothing
             welcomed.set()
             await until(lambda: open_files() <= before)
         await http.shutdown(1)
@@ -638,16 +666,23 @@ def test_two_thousand_half_open_connections_are_bounded_and_gone_in_time_and_a_m
     run(test)
 
 
-def test_a_connection_that_trickles_or_stays_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
-
+def test_an_answer_ends_its_connection() -> None:
     async def test() -> None:
         async with serving() as (_head, there):
             reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
             writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n")
-            assert (await asyncio.wait_for(reader.read(), 5)).endswith(b"ok\n")
+            assert (await asyncio.wait_for(reader.read(), sockets.HANDSHAKE_S / 2)).endswith(b"ok\n")
             writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
+
+    run(test)
+
+
+def test_a_connection_that_trickles_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_S", 0.5)
+
+    async def test() -> None:
+        async with serving() as (_head, there):
+            _reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
             started = time.monotonic()
             with contextlib.suppress(ConnectionError):
                 while time.monotonic() - started < 5:
@@ -668,7 +703,7 @@ def test_a_head_without_a_file_descriptor_left_gives_up_strangers_and_not_member
             await until(lambda: node.heard)
             with contextlib.ExitStack() as stack:
                 held = [stack.enter_context(socket.socket()) for _number in range(60)]
-                resource.setrlimit(resource.RLIMIT_NOFILE, (highest_file() + 20, hard))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1].fileno() + 20, hard))
                 for stranger in held:
                     stranger.setblocking(False)
                     with contextlib.suppress(BlockingIOError):
