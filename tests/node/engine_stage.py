@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+from stack_node import engine as engine_module
+from stack_node import processes
 from stack_node.argv import EngineCommand
 from stack_node.engine import Engine
 
@@ -72,13 +74,18 @@ def main() -> None:
         errors=_Lines(),
     )
     environment = dict(os.environ)
+    send = processes.send
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     for line in sys.stdin:
         order = json.loads(line)
         match order["do"]:
             case "start":
                 argv = order.get("argv") or (sys.executable, "-ISc", PRELUDE + order["code"])
-                engine.start(order["epoch"], EngineCommand(tuple(argv), environment, (), None, 10.0))
-                _print(event="started", pid=engine.pid)
+                try:
+                    engine.start(order["epoch"], EngineCommand(tuple(argv), environment, (), None, 10.0))
+                    _print(event="started", pid=engine.pid)
+                except RuntimeError as error:
+                    _print(event="refused", why=str(error))
             case "kill":
                 engine.kill()
             case "terminate":
@@ -89,6 +96,15 @@ def main() -> None:
                 _print(event="watched", pids=sorted(engine._watch.pids()))
             case "census":
                 _print(event="census", **_census())
+            case "immune":
+                engine_module.KILL_S = 0.3
+                processes.send = lambda pid, number: None
+            case "mortal":
+                processes.send = send
+            case "starve":
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            case "feed":
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             case "spare":
                 with engine.sparing() as spare:
                     child = subprocess.Popen(["sleep", "1000"])

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 NOTICED_S = 0.2
 SLACK_S = 0.8  # for the scheduler of a busy machine
-SERVER = "name = 'VLLM::EngineCore'\n"
 
 
 class Stage:
@@ -264,6 +263,50 @@ def test_a_kill_with_nothing_there_is_answered(stage: Stage) -> None:
     assert stage.next("gone") == {"event": "gone", "epoch": 5, "left": []}
 
 
+def test_what_cannot_be_killed_is_told_and_told_again_when_it_has_gone(stage: Stage) -> None:
+    """A driver holds such processes; here a kill that reaches nobody stands for it."""
+    first = stage.start("exec(HOLD)")
+    stage.do("immune")
+    stage.do("kill")
+    event = stage.next("gone")
+    assert event["epoch"] == 1
+    assert first in event["left"]
+    stage.do("start", epoch=2, code="exec(HOLD)")
+    assert stage.next("refused")["why"] == "the engine of epoch 1 is still there"
+    stage.do("mortal")
+    assert stage.next("gone") == {"event": "gone", "epoch": 1, "left": []}
+    stage.start("exec(HOLD)", epoch=2)
+    stage.kill(2)
+
+
+def test_without_file_descriptors_nothing_is_lost(stage: Stage, node: Node) -> None:
+    first = stage.start("exec(HOLD)")
+    stage.wait_for_watch({first})
+    stage.do("starve")
+    os.kill(first, signal.SIGKILL)
+    assert "was killed by SIGKILL" in stage.next("ended")["reason"]  # the pidfd was there before
+    stage.do("kill")
+    assert "cannot be watched: [Errno 24]" in stage.next("said")["text"]
+    stage.do("feed")
+    assert stage.next("gone")["left"] == []
+    stage.do("starve")
+    stage.do("start", epoch=2, code="exec(HOLD)")
+    stage.next("started")
+    assert stage.next("ended")["reason"] == f"{sys.executable} cannot be started: [Errno 24] Too many open files"
+    stage.do("feed")
+    stage.kill(2)
+    assert living(node, stage) == []
+
+
+def test_a_kill_during_the_start(stage: Stage, node: Node) -> None:
+    """In every moment between the supervisor's fork and the engine's own."""
+    for epoch in range(1, 21):
+        stage.start("while True:\n    child('time.sleep(0.01)', session=True)\n", epoch)
+        time.sleep(epoch * 0.005)
+        stage.kill(epoch)
+        assert living(node, stage) == []
+
+
 def test_a_spared_child_lives_on(stage: Stage, node: Node) -> None:
     spared = stage.ask("spare", "spared")["pid"]
     stage.start(TREE)
@@ -377,6 +420,7 @@ def test_a_zombie_with_a_living_thread_still_runs() -> None:
     [
         ("VLLM::EngineCore", "vllm serve m", True, "VLLM::EngineCore"),
         ("VLLM::Worker_TP1     ", "VLLM::EngineCore", False, "VLLM::Worker_TP1"),
+        ("mine::EngineCore_DP0", "vllm serve m", True, "mine::EngineCore_DP0"),
         ("VLLM::EngineCore", "VLLM::EngineCore", True, None),
         ("py -c from multiprocessing.spawn import spawn_main; spawn_main(3)", "v", True, "a multiprocessing child"),
         ("py -c from multiprocessing.spawn import spawn_main; spawn_main(3)", "peer access test", False, None),

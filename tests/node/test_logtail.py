@@ -64,6 +64,24 @@ def test_an_error_line_in_service() -> None:
     assert root_cause(lines) == lines[:4]
 
 
+def test_a_worker_that_said_nothing() -> None:
+    """As vLLM 0.32 reports a worker that was killed."""
+    lines = [
+        f"{CORE} ERROR {STAMP} [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: -9), "
+        "shutting down executor.",
+        f"{CORE} ERROR {STAMP} [core.py:1512] RuntimeError: Executor failed.",
+        f"{API} ERROR {STAMP} [async_llm.py:906] AsyncLLM output_handler failed.",
+    ]
+    assert root_cause(lines) == lines[:1]
+    said = [f"{WORKER} Fatal Python error: Bus error", *lines]
+    assert root_cause(said) == said[:1]
+
+
+def test_pointers_under_a_traceback_are_left_out() -> None:
+    lines = [f"{CORE} ERROR {STAMP} [core.py:1]     run()", f"{CORE} ERROR {STAMP} [core.py:1]     ^^~~", "OSError: a"]
+    assert root_cause(lines) == [lines[0], lines[2]]
+
+
 def test_a_native_crash() -> None:
     lines = [f"{WORKER} INFO {STAMP} [x.py:1] a", f"{WORKER} Fatal Python error: Segmentation fault", f"{API} later"]
     assert root_cause(lines) == lines[:2]

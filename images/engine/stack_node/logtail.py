@@ -22,6 +22,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 _WHO = re.compile(r"\([^()]*\bpid=\d+\) ?")
 _LEVEL = re.compile(r"(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d\S* \[[^]]*\] ?")
 _BAD_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
+_POINTERS = re.compile(r"[\s^~]*")  # that Python 3.11 draws under a traceback's lines
 # What ends a traceback, and the last words of programs that are not Python.
 _LAST_WORDS = re.compile(
     r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*)?$|Fatal Python error|terminate called|(ERROR|FATAL)\b"
@@ -29,8 +30,10 @@ _LAST_WORDS = re.compile(
 # vLLM's own consequences of an error that another process has told before (v1/engine/core.py, multiproc_executor.py).
 _CONSEQUENCES = re.compile(
     r"Engine core initialization failed|EngineCore failed to start|EngineCore encountered (a fatal error|an issue)"
-    r"|WorkerProc initialization failed|Executor failed|EngineDeadError|died unexpectedly|See (root cause|stack trace)"
+    r"|WorkerProc initialization failed|Executor failed|EngineDeadError|output_handler failed"
+    r"|See (root cause|stack trace)"
 )
+_DIED = re.compile(r"died unexpectedly")  # with the exit code; a cause only when the process itself said nothing
 
 
 class Tail:
@@ -96,12 +99,13 @@ def root_cause(lines: Sequence[str]) -> list[str]:
     They end with the last error that is not a mere consequence of an earlier one. Before it come lines of the same
     process, when its name is in front of them. Without an error in the log they are its last lines.
     """
-    kept = [line for line in lines if line.strip()]
+    kept = [line for line in lines if not _POINTERS.fullmatch(_text(line))]
     errors = [index for index, line in enumerate(kept) if _is_error(line)]
     if not errors:
         return kept[-ROOT_CAUSE_LINES:]
-    causes = [index for index in errors if not _CONSEQUENCES.search(kept[index])]
-    last = (causes or errors)[-1]
+    others = [index for index in errors if not _CONSEQUENCES.search(kept[index])]
+    causes = [index for index in others if not _DIED.search(kept[index])]
+    last = (causes or others or errors)[-1]
     who = _who(kept[last])
     return [line for line in kept[: last + 1] if who is None or _who(line) == who][-ROOT_CAUSE_LINES:]
 
@@ -109,6 +113,14 @@ def root_cause(lines: Sequence[str]) -> list[str]:
 def _who(line: str) -> str | None:
     match = _WHO.match(line)
     return match and match[0].strip()
+
+
+def _text(line: str) -> str:
+    """A line without what vLLM's logger puts in front."""
+    who = _WHO.match(line)
+    rest = line[who.end() :] if who else line
+    level = _LEVEL.match(rest)
+    return rest[level.end() :] if level else rest
 
 
 def _is_error(line: str) -> bool:

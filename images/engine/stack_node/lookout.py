@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -27,7 +28,7 @@ _SHARE_YOUNG = 0.01
 _SHARE = 0.0025
 _MAPS_S = 30.0
 
-_TITLE = "VLLM::"
+_TITLE = re.compile(r"\S+::\w\S*")  # VLLM::Worker_TP1; what is in front can be changed, by VLLM_PROCESS_NAME_PREFIX
 _SPAWNED = ("multiprocessing.spawn", "spawn_main", "multiprocessing.forkserver")
 _TITLE_LENGTH = 60
 
@@ -99,8 +100,8 @@ def long_lived(title: str, parent_title: str, parent_counts: bool) -> str | None
     """
     if title == parent_title:
         return None  # a fork that has its parent's name still: about to exec, or a helper
-    if title.startswith(_TITLE):
-        return title.split()[0][:_TITLE_LENGTH]
+    if match := _TITLE.match(title):
+        return match[0][:_TITLE_LENGTH]
     if parent_counts and any(mark in title for mark in _SPAWNED):
         return "a multiprocessing child"
     return None
