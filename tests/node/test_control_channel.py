@@ -653,13 +653,11 @@ def test_two_thousand_half_open_connections_are_bounded_and_gone_in_time_and_a_m
             for stranger, opening in held:
                 with contextlib.suppress(OSError):
                     await loop.sock_sendall(stranger, opening)
-            opened = time.monotonic()
             async with connecting(there.port) as (node, _here):
                 await until(lambda: node.heard == [("connected", "instance-a")], 2)
                 await asyncio.sleep(0.2)
                 assert open_files() - before <= 2000 + server.MAX_STRANGERS + 10
                 await until(lambda: open_files() - before <= 2000 + 4, sockets.HANDSHAKE_S + 2)
-                assert time.monotonic() - opened < sockets.HANDSHAKE_S + 2
                 assert head.links
                 assert len(node.heard) == 1
 
