@@ -73,6 +73,10 @@ SHORT_FLAGS = {
     "r": "node-rank",
     "asc": "api-server-count",
     "q": "quantization",
+    "cc": "compilation-config",
+    "ac": "attention-config",
+    "sc": "speculative-config",
+    "dc": "diffusion-config",
 }
 """vLLM's short forms with the long name that a spec uses."""
 

@@ -30,6 +30,15 @@ def is_upstream_image(reference: str) -> bool:
     return name.partition(":")[0] in UPSTREAM_IMAGES.values()
 
 
+def is_upstream_engine(image: str) -> bool:
+    """Tell whether the engine of an image (`build` or a reference) is upstream's with nothing added, as far as known.
+
+    It is in upstream's images, and in ours; an image of somebody's own may have plugins, which bring flags.
+    """
+    released = image.partition("@")[0].partition(":")[0] == RELEASE_REPOSITORY
+    return image == "build" or is_upstream_image(image) or released
+
+
 def image_tag(device: str, engine_version: str) -> str:
     """Name the tag of our image for `device`, without a repository, such as `0.32.0-0.1.0-rocm`."""
     suffix = "" if device == "cuda" else f"-{device}"

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gen_stack.engine_flags import argument_problems
 from gen_stack.owned import SHORT_FLAGS, canonical_flag, why_flag_is_refused, why_variable_is_refused
 from gen_stack.problems import KeyPath, Problem, listed, shown, suggestion
 from gen_stack.release import is_upstream_image
@@ -284,6 +285,7 @@ def _rocm(spec: Spec) -> Iterator[Problem]:
 
 def _engine_args(spec: Spec) -> Iterator[Problem]:
     seen: dict[str, str] = {}
+    sound: dict[str, object] = {}
     for name, value in spec.engine.args.items():
         path: KeyPath = ("engine", "args", name)
         flag = canonical_flag(name)
@@ -302,9 +304,12 @@ def _engine_args(spec: Spec) -> Iterator[Problem]:
             yield Problem(path, f"this is the same flag as {seen[flag]}; keep one of the two")
         elif not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9_-]+)*", flag):
             yield Problem(path, "this is no name for a flag; write it as vLLM's help does, such as max-model-len")
+        elif problems := list(_argument(value)):
+            yield from (Problem(path, words) for words in problems)
         else:
-            yield from (Problem(path, words) for words in _argument(value))
+            sound[name] = value
         seen.setdefault(flag, name)
+    yield from argument_problems(spec.engine, sound)
 
 
 def _argument(value: object) -> Iterator[str]:

@@ -46,13 +46,22 @@ JSON = st.recursive(
     lambda some: st.lists(some, max_size=3) | st.dictionaries(TEXT, some, max_size=3),
     max_leaves=5,
 )
-FLAGS = ["max-model-len", "max_num_seqs", "seed", "enable-prefix-caching", "hf-overrides", "chat-template", "a.b_c"]
-ARGUMENT = st.booleans() | NUMBER | TEXT | TRICKY | st.dictionaries(TEXT, JSON, max_size=3)
-ARGUMENTS = st.dictionaries(
-    st.sampled_from([flag for flag in FLAGS if flag != "a.b_c"]),
-    ARGUMENT | st.lists(st.integers(), min_size=1, max_size=3).map(lambda some: [one % 1000 for one in some]),
-    max_size=4,
+WHOLE = st.integers(1 - 2**63, 2**63 - 1)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max-model-len": WHOLE | st.sampled_from(["auto", "8k", "8K", "1.5m"]),
+        "max_num_seqs": WHOLE,
+        "seed": WHOLE,
+        "gpu-memory-utilization": NUMBER,
+        "enable-prefix-caching": st.booleans(),
+        "hf-overrides": st.dictionaries(TEXT, JSON, max_size=3),
+        "chat-template": TEXT | TRICKY | NUMBER,
+        "cudagraph-capture-sizes": st.lists(st.integers(-999, 999), min_size=1, max_size=3),
+        "limit-mm-per-prompt.image": st.integers(0, 9),
+    },
 )
+"""Arguments that the engine takes, each with any value that its type allows."""
 VARIABLES = st.dictionaries(
     st.sampled_from(["NCCL_DEBUG", "A", "B", "no_proxy", "_x", "Y", "NULL"]), LINE | TRICKY | NUMBER, max_size=4
 )

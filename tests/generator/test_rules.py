@@ -273,10 +273,10 @@ def test_engine_arguments_that_cannot_be_right(args: str, expected: str) -> None
 @pytest.mark.parametrize(
     "args",
     [
-        "{seed: -1, cuda-graph-sizes: [-1, 2.5, '-3']}",
-        "{compilation-config.pass_config: {a_b: 1}, compilation-config.pass-config: 1}",
+        "{seed: -1, cudagraph-capture-sizes: [-1, '-3']}",
+        "{compilation-config.pass_config: {fuse_norm_quant: true}, compilation-config.mode: 3}",
         '{chat-template: "line\\nline \\U0001F600"}',
-        f"{{override-generation-config: {'x' * 5000}}}",
+        f"{{chat-template: {'x' * 5000}}}",
         "{chat-template: ''}",
     ],
 )
