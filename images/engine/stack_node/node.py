@@ -193,7 +193,7 @@ def _run(config: NodeConfig, command: EngineCommand, errors: Sink, say: Voice) -
     for _, write_end in pipes:
         os.close(write_end)
     readers = [logpump.copy(pipes[0][0], output), logpump.copy(pipes[1][0], errors)]
-    _publish(config, command, pid, say)
+    _publish(command, pid, say)
     try:
         return supervise.Supervisor(pid, command.stop_s, say).run()
     finally:
@@ -204,9 +204,9 @@ def _run(config: NodeConfig, command: EngineCommand, errors: Sink, say: Voice) -
         output.flush(FLUSH_S)
 
 
-def _publish(config: NodeConfig, command: EngineCommand, pid: int, say: Voice) -> None:
+def _publish(command: EngineCommand, pid: int, say: Voice) -> None:
     own, engine = health.start_ticks(os.getpid()) or 0, health.start_ticks(pid) or 0
     try:
-        health.write(health.Status(os.getpid(), own, role, pid, engine, command.api_url))
+        health.write(health.Status(os.getpid(), own, "plain", pid, engine, command.api_url))
     except OSError as error:
         say(f"warning: the health check will not work, its status file cannot be written: {error}")
