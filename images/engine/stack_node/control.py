@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import secrets
 import signal
 import socket
@@ -16,9 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stack_node import __version__, argv, health, host, supervise
+from stack_node import __version__, argv, health, supervise
 from stack_node import events as ev
-from stack_node.coordinator import Coordinator
 from stack_node.engine import Engine
 from stack_node.messages import PROTOCOL, Join
 from stack_node.participant import Participant
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     from stack_node.argv import EngineCommand
     from stack_node.config import Network, NodeConfig
+    from stack_node.coordinator import Coordinator
     from stack_node.logpump import Sink
 
 HEALTH_EVERY_S = 5.0
@@ -115,12 +114,19 @@ class Control:
             asyncio.run(self._live())
         except Exception as error:
             self._failure = error
-            self._say(f"a fault of stack-node itself: {type(error).__name__}: {error}; this node ends")
+            self._say_fault(error, "this node ends")
         finally:
             self._end_engine()
 
+    def _say_fault(self, error: BaseException | None, what: str) -> None:
+        name = type(error).__name__ if error is not None else "fault"
+        self._say(f"error: a fault of stack-node itself, please report it: {name}: {error}; {what}")
+
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(
+            lambda _, context: self._say_fault(context.get("exception"), context["message"])
+        )
         self._participant = self._make_participant()
         sides: list[Participant | Coordinator] = [self._participant]
         if self._start.config.serves_api:
@@ -166,6 +172,8 @@ class Control:
         )
 
     def _make_coordinator(self) -> Coordinator:
+        from stack_node.coordinator import Coordinator  # only the head needs a server
+
         start, config = self._start, self._start.config
         settings = Settings(
             group=config.group,

@@ -6,6 +6,7 @@ Everything here runs on the control loop; nothing decides.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from stack_node.probe import Api
     from stack_node.roster import Settings
 
-TICK_S = 0.2
+TICK_S = 0.25
 LISTEN_AGAIN_S = 2.0
 REMIND_S = 60.0
 ALIVE_EVERY_S = 0.25
-GAUGES_EVERY_S = 2.0
+GAUGES_EVERY_S = 5.0
 GAUGES_EVERY_DRAINING_S = 0.25
 MEETING_EVERY_S = 1.0
 PROBE_AGAIN_S = 1.0
@@ -63,6 +64,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching: list[asyncio.Task[None]] = []
         self._used_ports: list[int] = []
+        self._drains = asyncio.Event()
         saved, problem = statefile.load(self._path)
         if problem:
             say(f"warning: {problem}")
@@ -148,6 +150,8 @@ class Coordinator:
     def _handle(self, event: ev.HeadEvent) -> None:
         for action in self.group.handle(event, time.monotonic()):
             self._do(action)
+        if self.group.phase is Phase.DRAINING:
+            self._drains.set()
 
     def _do(self, action: ev.HeadAction) -> None:
         match action:
@@ -221,8 +225,15 @@ class Coordinator:
             counters = await self._api.counters()
             running = counters.running + counters.waiting if counters else 0
             self._handle(ev.Gauges(epoch, counters.progress if counters else None, running))
-            draining = self.group.phase is Phase.DRAINING
-            await asyncio.sleep(GAUGES_EVERY_DRAINING_S if draining else GAUGES_EVERY_S)
+            await self._until_next_look()
+
+    async def _until_next_look(self) -> None:
+        if self.group.phase is Phase.DRAINING:
+            await asyncio.sleep(GAUGES_EVERY_DRAINING_S)
+            return
+        self._drains.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._drains.wait(), min(GAUGES_EVERY_S, self._config.stall_timeout / 5))
 
     async def _probe(self, epoch: int) -> None:
         while (proof := await self._api.prove(FOREVER_S)).outcome == "unanswered":

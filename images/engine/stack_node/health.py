@@ -1,8 +1,8 @@
 """`stack-node health`: Docker's HEALTHCHECK, a process of its own.
 
-The running entrypoint leaves a small status file; this reads it and looks for itself. Where the API is (the head, or a
-node without a group) healthy means that GET /health of the API answers 200. A worker has no API in vLLM 0.32; it is
-healthy while the engine's first process lives.
+The running entrypoint leaves a small status file; this reads it. In a group the supervisor knows best and writes its
+judgement there, again and again, so that a supervisor that hangs is told from one that works. Without a group the file
+says where the API is, whose GET /health has to answer 200.
 """
 
 from __future__ import annotations
@@ -11,23 +11,36 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 TIMEOUT_S = 5.0  # below the HEALTHCHECK's own timeout in the Dockerfile, so that there is always a sentence
+STALE_S = 20.0  # a supervisor writes every 5 s
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the entrypoint says about itself."""
+    """What the entrypoint says about itself where there is no group."""
 
     pid: int
     started: int  # clock ticks since boot, from /proc: tells this process from a later one with its number
-    role: str  # plain, head or worker
+    role: str  # plain
     engine_pid: int
     engine_started: int
     api_url: str | None  # without a path
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What the supervisor of a node of a group says about itself."""
+
+    pid: int
+    started: int  # as above
+    role: str  # head or worker
+    healthy: bool
+    sentence: str
+    written: float  # seconds of the monotonic clock, which all processes of a host share
 
 
 def status_path() -> Path:
@@ -44,13 +57,22 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def write(status: Status) -> None:
-    """Replace the status file in one step."""
+def write_group(healthy: bool, sentence: str, role: str) -> None:
+    """Say how this node of a group is; at each change and at least every 5 s. Raises OSError."""
+    write(NodeStatus(os.getpid(), start_ticks(os.getpid()) or 0, role, healthy, sentence, time.monotonic()))
+
+
+def write(status: Status | NodeStatus) -> None:
+    """Replace the status file in one step. Raises OSError, and leaves nothing behind then."""
     path = status_path()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w") as file:
-        json.dump(asdict(status), file)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(asdict(status), file)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def remove() -> None:
@@ -60,17 +82,23 @@ def remove() -> None:
         status_path().unlink(missing_ok=True)
 
 
-def read() -> Status | None:
+def read() -> Status | NodeStatus | None:
     """The status file's content; None when there is none or it is no such file."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Status(**json.loads(status_path().read_text()))
+        data = json.loads(status_path().read_text())
+        return NodeStatus(**data) if "written" in data else Status(**data)
     return None
 
 
-def judge(status: Status | None) -> tuple[bool, str]:
-    """Whether this node is healthy, and a sentence about it."""
+def judge(status: Status | NodeStatus | None, now: float) -> tuple[bool, str]:
+    """Whether this node is healthy at a time `now` of the monotonic clock, and a sentence about it."""
     if status is None or start_ticks(status.pid) != status.started:
         return False, "no engine was started yet; the start checks are running, or the container's log says why not"
+    if isinstance(status, NodeStatus):
+        age = now - status.written
+        if age > STALE_S:
+            return False, f"the supervisor hangs: it has said nothing for {age:.0f} s; restart this container"
+        return status.healthy, f"{status.role}: {status.sentence}"
     if start_ticks(status.engine_pid) != status.engine_started:
         return False, "the engine has ended"
     if status.api_url is None:
@@ -81,12 +109,14 @@ def judge(status: Status | None) -> tuple[bool, str]:
 def ask(api_url: str) -> tuple[bool, str]:
     """Whether the API answers its own health check."""
     import http.client  # here, because the rest needs no HTTP and the check runs every few seconds
-    import ssl
+    from urllib.parse import urlsplit
 
     url = urlsplit(api_url)
     host = url.hostname or "localhost"
     connection: http.client.HTTPConnection
     if url.scheme == "https":
+        import ssl
+
         # The certificate is for the outside name; what is asked here is whether this host's own server lives.
         context = ssl._create_unverified_context()  # noqa: S323
         connection = http.client.HTTPSConnection(host, url.port, timeout=TIMEOUT_S, context=context)
@@ -104,6 +134,6 @@ def ask(api_url: str) -> tuple[bool, str]:
 
 def main() -> int:
     """Print one line; exit status 0 when healthy, 1 when not."""
-    healthy, sentence = judge(read())
+    healthy, sentence = judge(read(), time.monotonic())
     print(f"{'healthy' if healthy else 'unhealthy'}: {sentence}")
     return 0 if healthy else 1

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stack_node.messages import Join, ToNode
     from stack_node.weights import Weights
 
-TICK_S = 0.2
+TICK_S = 0.25
 SIGNS_EVERY_S = 10.0
 
 
