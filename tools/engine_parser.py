@@ -64,19 +64,31 @@ def _described(action: argparse.Action) -> Iterator[tuple[str, Any]]:
         yield "type", "switch that is only set"
     else:
         plain, optional = _unwrapped(action.type)
-        yield "type", _type_name(plain)
+        lora = type(action).__name__ == "LoRAParserAction"
+        yield "type", "name=path" if lora else _type_name(plain)
         if optional:
             yield "may_be_none", True
         if action.nargs is not None:
             yield "values", action.nargs
-        if isinstance(plain, typing.Hashable) and getattr(plain, "__name__", "") == "parse_dataclass":
-            yield "keys", _keys(plain.__defaults__[0])  # type: ignore[attr-defined]
+        if lora:
+            yield "keys", _keys(_lora_module())
+        elif getattr(plain, "__name__", "") == "parse_dataclass":
+            yield "keys", _keys(plain.__defaults__[0])
     if action.choices:
         yield "choices", [one for one in action.choices if one is not None]
     if aliases := _long_names(action)[1:]:
         yield "aliases", aliases
     if short := [name[1:] for name in action.option_strings if not name.startswith("--")]:
         yield "short", short
+
+
+def _lora_module() -> type:
+    from vllm.entrypoints.openai.models.protocol import (  # type: ignore[import-not-found, unused-ignore]
+        LoRAModulePath,
+    )
+
+    found: type = LoRAModulePath
+    return found
 
 
 def _unwrapped(convert: Any) -> tuple[Any, bool]:

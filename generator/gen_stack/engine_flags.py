@@ -37,6 +37,7 @@ _KINDS = {
     "json": "JSON: a mapping, or anything else as one text",
     "text or json": "a text or a mapping",
     "object": "a mapping",
+    "name=path": "texts such as name=/path, or mappings with name and path",
 }
 """The types of a snapshot, in words."""
 
@@ -189,6 +190,8 @@ def _converted(kind: str, text: str) -> Any:
         return json.loads(text)
     if kind == "object":
         return _object(text)
+    if kind == "name=path" and text and ("=" not in text or "," in text):
+        return _named_path(text)
     return text
 
 
@@ -207,6 +210,13 @@ def _object(text: str) -> dict[str, Any]:
     found = json.loads("".join(parts))
     if not isinstance(found, dict):
         raise ValueError("no mapping")
+    return found
+
+
+def _named_path(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict) or not found.keys() >= {"name", "path"}:
+        raise ValueError("no mapping with name and path")
     return found
 
 
