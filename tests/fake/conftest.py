@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,8 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lab.fixtures import Hosts, lab_session
+from tools.docker_here import docker_here
+from tools.engine_image import TAG, ensure_engine_image
+from tools.model import NAME, ensure_model
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.lab.lab import Lab
 
 COMMAND = Path(__file__).parent / "vllm"
 
@@ -56,14 +64,24 @@ def soon(happened: Callable[[], bool], seconds: float = 15) -> bool:
 def tree(pid: int) -> dict[int, str]:
     """Living descendants of a process, with their command lines."""
     found: dict[int, str] = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        found |= {int(child): words, **tree(int(child))}
+    with contextlib.suppress(OSError):  # processes end meanwhile
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found |= {int(child): words, **tree(int(child))}
     return found
+
+
+def _open_files(pid: int) -> set[str]:
+    try:
+        return {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:  # gone meanwhile
+        return set()
 
 
 class FakeGroup:
     """Ranks of the fake engine on this machine."""
+
+    ready_s = 15.0
 
     def __init__(self, folder: Path, nnodes: int = 2):
         self.folder = folder
@@ -105,6 +123,19 @@ class FakeGroup:
         """The process of a rank whose command line begins with `title`; the first one for an empty title."""
         first = self.processes[rank].pid
         return next(pid for pid, words in tree(first).items() if words.startswith(title)) if title else first
+
+    def alive(self, rank: int, title: str) -> bool:
+        """Whether a rank has that process."""
+        if self.processes[rank].poll() is not None:
+            return False
+        return not title or any(words.startswith(title) for words in tree(self.processes[rank].pid).values())
+
+    def connections(self, rank: int) -> int:
+        """Established connections that a rank's processes opened to the master port."""
+        mine = {target for pid in tree(self.processes[rank].pid) for target in _open_files(pid)}
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        there = f":{self.master_port:04X}"
+        return sum(row[3] == "01" and row[2].endswith(there) and f"socket:[{row[9]}]" in mine for row in rows)
 
     def signal(self, rank: int, title: str, number: signal.Signals) -> None:
         os.kill(self.find(rank, title), number)
@@ -152,3 +183,16 @@ def fake(tmp_path: Path) -> Iterator[FakeGroup]:
         yield group
     finally:
         group.end()
+
+
+@pytest.fixture(scope="session")
+def real_lab() -> Iterator[Lab]:
+    """Two lab hosts with the real engine's image and the real model."""
+    with lab_session(Hosts(2)) as lab, tempfile.TemporaryDirectory() as folder:
+        with docker_here() as docker:
+            ensure_engine_image()
+            lab.load_image(TAG, source=[docker.client])
+        model = ensure_model(Path(folder))
+        for number in lab.numbers():
+            lab.host(number).place(model, f"/srv/models/{NAME}")
+        yield lab
