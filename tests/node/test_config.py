@@ -157,6 +157,15 @@ def test_choices_names_and_paths() -> None:
     assert "must be an absolute path" in only_problem(GEN_STACK_TOKEN_FILE="token")
 
 
+def test_the_log_is_text_unless_json_is_wanted() -> None:
+    assert good().log_format == good(**GROUP).log_format == "text"
+    assert good(GEN_STACK_LOG_FORMAT="json").log_format == "json"
+    assert good(**GROUP, GEN_STACK_LOG_FORMAT="json").log_format == "json"
+    assert only_problem(GEN_STACK_LOG_FORMAT="logfmt") == (
+        "GEN_STACK_LOG_FORMAT='logfmt': must be text or json; the default is text"
+    )
+
+
 def test_the_api_key_has_one_source() -> None:
     problem = only_problem(GEN_STACK_API_KEY_FILE="/k", VLLM_API_KEY="very-secret")
     assert problem == (

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stack_node.logpump import Sink, Voice, copy
+from stack_node import config as configuration
+from stack_node.logpump import Sink, Voice, copy, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from stack_node.config import NodeConfig
 
 NOTICE = r"stack-node: (\d+) lines? of output dropped here, because nobody read them in time"
 
@@ -95,3 +99,54 @@ def test_a_reader_that_is_gone_is_no_error() -> None:
     os.close(read_end)
     sink.put(b"lost\n")
     assert sink.flush(10)
+
+
+def node(**variables: str) -> NodeConfig:
+    config, problems = configuration.read(variables)
+    assert problems == []
+    return config
+
+
+GROUP = {"NNODES": "3", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.11", "GEN_STACK_GROUP": "qwen"}
+
+
+def test_text_has_the_node_in_front() -> None:
+    assert line_of(node(**GROUP))("ready") == b"stack-node[1/3]: ready\n"
+    assert line_of(node())("ready") == b"stack-node: ready\n"
+
+
+def test_json_lines_have_time_node_and_group() -> None:
+    line = line_of(node(**GROUP, GEN_STACK_LOG_FORMAT="json"), clock=lambda: 1_796_094_000.25)
+    written = line('rank 2 says "no"\nand é')
+    assert written.count(b"\n") == 1
+    assert json.loads(written) == {
+        "time": "2026-12-01T03:00:00.250Z",
+        "node": 1,
+        "nnodes": 3,
+        "group": "qwen",
+        "message": 'rank 2 says "no"\nand é',
+    }
+
+
+def test_a_voice_speaks_json_when_asked_to(pipe: tuple[int, int]) -> None:
+    sink = Sink(pipe[1], node(**GROUP, GEN_STACK_LOG_FORMAT="json"))
+    sink.put(b"loading 10%")
+    Voice(sink)("ready")
+    engine, own = drain(pipe[0], b"}\n").splitlines()
+    assert engine == b"loading 10%"
+    assert json.loads(own)["message"] == "ready"
+
+
+def test_gaps_are_told_in_json_too(pipe: tuple[int, int]) -> None:
+    filled = fill(pipe[1])
+    sink = Sink(pipe[1], node(**GROUP, GEN_STACK_LOG_FORMAT="json"), limit=1_000)
+    for number in range(1_000):
+        sink.put(b"line %d\n" % number)
+    sink.put(b"END\n")
+    told = [json.loads(line) for line in drain(pipe[0], b"END\n", filled).splitlines() if line.startswith(b"{")]
+    assert told
+    assert all(re.fullmatch(NOTICE.removeprefix("stack-node: "), line["message"]) for line in told)
+
+
+def test_odd_characters_in_a_sentence_are_no_error() -> None:
+    assert line_of(node())("\udcff") == b"stack-node: \\udcff\n"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Rdma = Literal["auto", "required", "off"]
 RDMA_CHOICES: tuple[Rdma, ...] = ("auto", "required", "off")
 
+LogFormat = Literal["text", "json"]
+
 DEFAULT_API_PORT = 8000
 DEFAULT_CONTROL_PORT = 29600
 DEFAULT_MASTER_PORT = 29500
@@ -32,6 +34,7 @@ VARIABLES = (
     "GEN_STACK_DIGEST",
     "GEN_STACK_DRAIN",
     "GEN_STACK_GROUP",
+    "GEN_STACK_LOG_FORMAT",
     "GEN_STACK_MAX_RESTARTS",
     "GEN_STACK_NODE_TIMEOUT",
     "GEN_STACK_RDMA",
@@ -72,6 +75,7 @@ class NodeConfig:
     drain: float | None  # None: upstream's default
     rdma: Rdma
     state_dir: str
+    log_format: LogFormat  # of this node's own lines
 
     @property
     def in_group(self) -> bool:
@@ -208,7 +212,8 @@ class _Reader:
 def read(environ: Mapping[str, str]) -> tuple[NodeConfig, list[str]]:
     """The contract's variables, and a sentence for everything that is wrong with them; use it only without any.
 
-    Without `NNODES` only the endpoint's variables and `GEN_STACK_DRAIN` count, and only when they are set.
+    Without `NNODES` only `GEN_STACK_LOG_FORMAT`, the endpoint's variables and `GEN_STACK_DRAIN` count; the latter two
+    only when they are set.
     """
     reader = _Reader(environ)
     nnodes = None
@@ -244,6 +249,7 @@ def _read_plain(reader: _Reader) -> NodeConfig:
         drain=reader.duration("GEN_STACK_DRAIN", "60s", zero=True) if reader.text("GEN_STACK_DRAIN") else None,
         rdma="auto",
         state_dir="/var/lib/gen-stack",
+        log_format=_log_format(reader),
     )
 
 
@@ -277,6 +283,7 @@ def _read_group(reader: _Reader, nnodes: int) -> NodeConfig:
         drain=reader.duration("GEN_STACK_DRAIN", "60s", zero=True),
         rdma=_rdma(reader),
         state_dir=reader.path("GEN_STACK_STATE_DIR") or "/var/lib/gen-stack",
+        log_format=_log_format(reader),
     )
     _check_families(reader, config)
     _check_ports(reader, config)
@@ -316,6 +323,13 @@ def _rdma(reader: _Reader) -> Rdma:
             return choice
     reader.problem("GEN_STACK_RDMA", "must be auto, required or off", "the default is auto")
     return "auto"
+
+
+def _log_format(reader: _Reader) -> LogFormat:
+    value = reader.text("GEN_STACK_LOG_FORMAT") or "text"
+    if value not in ("text", "json"):
+        reader.problem("GEN_STACK_LOG_FORMAT", "must be text or json", "the default is text")
+    return "json" if value == "json" else "text"
 
 
 def _check_families(reader: _Reader, config: NodeConfig) -> None:

@@ -7,12 +7,19 @@ goes, and how many lines went is said where they are missing.
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import select
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stack_node.config import NodeConfig
 
 BUFFER_BYTES = 4 << 20
 _CHUNK = 64 << 10
@@ -25,12 +32,37 @@ class Takes(Protocol):
         """Append output."""
 
 
+def line_of(config: NodeConfig, clock: Callable[[], float] = time.time) -> Callable[[str], bytes]:
+    """How this node writes a line of its own, as its configuration wants it; `clock` gives seconds since 1970.
+
+    Text has no time of day: Docker and journald keep one with each line.
+    """
+    if config.log_format == "text":
+        return labelled(config.label)
+    who = {"node": config.node_rank, "nnodes": config.nnodes or 1, "group": config.group}
+
+    def line(sentence: str) -> bytes:
+        now = datetime.datetime.fromtimestamp(clock(), datetime.timezone.utc)
+        at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return json.dumps({"time": at, **who, "message": sentence}).encode() + b"\n"
+
+    return line
+
+
+def labelled(label: str) -> Callable[[str], bytes]:
+    """Lines of text with a label in front."""
+    return lambda sentence: f"{label}: {sentence}\n".encode(errors="backslashreplace")
+
+
 class Sink:
     """One output stream with a bounded buffer and a thread that writes it."""
 
-    def __init__(self, fd: int, label: str, limit: int = BUFFER_BYTES) -> None:
-        """`label` begins the line that tells of a gap; `limit` is in bytes."""
-        self.label = label
+    def __init__(self, fd: int, own: NodeConfig | str, limit: int = BUFFER_BYTES) -> None:
+        """`own` says how lines of this process look among the output: a node's configuration, or just a label.
+
+        `limit` is in bytes.
+        """
+        self.line = labelled(own) if isinstance(own, str) else line_of(own)
         self._fd = fd
         self._limit = limit
         self._chunks: deque[tuple[bytes, bool]] = deque()  # output, and whether it has to begin a line
@@ -78,8 +110,8 @@ class Sink:
             self._lost += len(newline)
         if self._lost and chunk:
             lines = "1 line" if self._lost == 1 else f"{self._lost} lines"
-            told = f"{self.label}: {lines} of output dropped here, because nobody read them in time\n"
-            chunk, own_line = told.encode() + chunk, True
+            told = self.line(f"{lines} of output dropped here, because nobody read them in time")
+            chunk, own_line = told + chunk, True
             self._lost = 0
         if own_line and not self._line_start:
             chunk = b"\n" + chunk
@@ -116,14 +148,14 @@ class Sink:
 
 
 class Voice:
-    """This process's own lines: on stderr, with a prefix, through the same buffer as the engine's."""
+    """This process's own lines: on stderr, through the same buffer as the engine's."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def __call__(self, sentence: str) -> None:
         """Say one line."""
-        self._sink.put(f"{self._sink.label}: {sentence}\n".encode(), own_line=True)
+        self._sink.put(self._sink.line(sentence), own_line=True)
 
 
 def copy(source_fd: int, sink: Takes) -> threading.Thread:

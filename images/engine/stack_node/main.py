@@ -2,6 +2,7 @@
 
     stack-node MODEL --flags...    serve, as `vllm serve` would; with NNODES set, as a node of a group
     stack-node health              the container's HEALTHCHECK
+    stack-node status [--json]     how the group is (status.py has its exit statuses)
     stack-node PROGRAM ...         run any other program of the image instead
     stack-node --help, --version   those of `vllm serve`
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: stack-node MODEL [flags of vllm serve]
        stack-node health
+       stack-node status [--json]
        stack-node PROGRAM [arguments]
 On its own it serves the model as `vllm serve` does. For a node of a group set NNODES, NODE_RANK and MASTER_ADDR.
 """
@@ -44,6 +46,10 @@ def main(args: Sequence[str]) -> int:
         from stack_node import health  # each way imports only what it needs: this one runs every few seconds
 
         return health.main()
+    if args[0] == "status":
+        from stack_node import status
+
+        return status.main(args[1:], os.environ)
     if _is_program(args[0]):
         return _become(args)
     if any(arg in _INFORMATION or arg.startswith("--help=") for arg in args):
