@@ -121,6 +121,9 @@ _OWNED_PREFIXES = {
     "VLLM_DP_": "parallelism.data",
 }
 
+FREE_VARIABLES = frozenset({"GEN_STACK_LOG_FORMAT"})
+"""Variables that have such a prefix and are the user's all the same: the spec has no key for them."""
+
 
 def canonical_flag(name: str) -> str:
     """Spell a flag the way vLLM's help does: dashes, no dashes in front, long form.
@@ -157,6 +160,6 @@ def why_variable_is_refused(name: str) -> str | None:
     if name in VARIABLES_WITHOUT_KEY:
         return f"{name} is refused: {VARIABLES_WITHOUT_KEY[name]}"
     for prefix, key in _OWNED_PREFIXES.items():
-        if name.startswith(prefix):
+        if name.startswith(prefix) and name not in FREE_VARIABLES:
             return f"gen-stack sets {name} itself; use {key} instead"
     return None

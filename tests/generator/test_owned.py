@@ -77,6 +77,11 @@ def test_variables_with_a_prefix_of_ours_are_refused() -> None:
     assert why_variable_is_refused("VLLM_DP_RANK") == "gen-stack sets VLLM_DP_RANK itself; use parallelism.data instead"
 
 
+def test_the_log_format_is_the_users() -> None:
+    assert errors(f"{TWO}engine: {{env: {{GEN_STACK_LOG_FORMAT: json}}}}\n") == []
+    assert why_variable_is_refused("GEN_STACK_LOG_FORMATS") is not None
+
+
 def test_other_variables_are_free() -> None:
     assert errors(f"{TWO}engine: {{env: {{NCCL_DEBUG: WARN, VLLM_LOGGING_LEVEL: INFO, no_proxy: '*', _: x}}}}\n") == []
 
