@@ -95,7 +95,8 @@ They are refused in `engine.args` in every spelling: with dashes or underscores,
 
 ## Variables that gen-stack sets
 
-They are refused in `engine.env` and `nodes[].env`, and so are all that begin with `GEN_STACK_` or `VLLM_DP_`.
+They are refused in `engine.env` and `nodes[].env`, and so are all that begin with `GEN_STACK_` or `VLLM_DP_`, but for
+`GEN_STACK_LOG_FORMAT` ([operations](operations.md#logs)).
 
 | variable | instead |
 |---|---|
