@@ -64,17 +64,17 @@ $ gen-stack ports spec.yaml --nft --node {head} | ssh root@{head} nft -f -
 - Loading again replaces what was loaded before, in one step. After a change of the nodes, load on every host again.
 - They are gone after a reboot. To keep them, put the file where the distribution's `nftables.service` loads it (an
   `include` in `/etc/nftables.conf`).
-- The endpoint stays open to everybody: who may use it is for the API key, a gateway, or the host's firewall to say. With
-  a gateway in the spec, the heads' endpoints are closed to everybody but the gateway.
+- The endpoint stays open to everybody: who may use it is for the API key, a gateway, or the host's firewall to say.
+  With a gateway in the spec, the heads' endpoints are closed to everybody but the gateway.
 - Monitoring that asks the control port from elsewhere, for `/readyz` or `/metrics`, needs a place in the set:
   `nft add element inet gen-stack-{stack} watchers {{ 10.0.0.99 }}`.
 - On the node's address, TCP ports from {first} on are closed to strangers, whoever listens there: something else on the
   host that listens in that range and is used from outside needs another port or another address. Where
   `net.ipv4.ip_local_port_range` differs, change the range in the file with it.
-- Two stacks that share a host but not all of their nodes: each one's table has to let in the nodes of the other, through
-  the set `nodes`.
+- Two stacks that share a host but not all of their nodes: each one's table has to let in the nodes of the other,
+  through the set `nodes`.
 - One host for all nodes (loopback addresses) needs no rules; what stays inside the host passes.
 
 `tests/e2e/test_firewall.py` loads these rules on two hosts with a third as the stranger, IPv4 and IPv6, and lets
-nftables load those of every reference stack. It was nftables 1.0.6 with Linux 6 that took them.
+nftables load those of every reference stack. It was nftables 1.0.6 on Linux 6.18 that took them.
 """

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+import pytest
 
 from gen_stack.ports import Connection, connections, ports_json, ports_table
+from gen_stack.render.nft import nft_files
 from tests.generator.helpers import FOUR, ONE, TWO, plan_of
+from tests.generator.test_cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GATEWAY = f"{FOUR}replicas: 2\ngateway: {{nodes: [a], port: 8080}}\n"
 
@@ -93,3 +101,46 @@ def test_json_names_every_node() -> None:
         "what": "the endpoint, at the gateway",
     }
     assert len(content["connections"]) == len(connections(plan_of(GATEWAY)))
+
+
+# -- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "spec.yaml").write_text(TWO)
+    return tmp_path
+
+
+def test_the_command_prints_the_table_json_or_rules_and_writes_nothing(folder: Path) -> None:
+    plan = plan_of(TWO)
+    files = nft_files(plan)
+    expected = {
+        (): ports_table(plan),
+        ("--json",): ports_json(plan),
+        ("--nft",): f"{files['a']}\n{files['b']}",
+        ("--nft", "--node", "b"): files["b"],
+    }
+    for options, text in expected.items():
+        done = run(folder, "ports", "spec.yaml", *options)
+        assert (done.returncode, done.stdout) == (0, text)
+    assert list(folder.iterdir()) == [folder / "spec.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--json", "--nft"], "--json and --nft exclude each other, and --node goes with --nft\n"),
+        (["--node", "a"], "--json and --nft exclude each other, and --node goes with --nft\n"),
+        (["--nft", "--node", "c"], "--node c: no such node in the spec, whose nodes are a and b\n"),
+    ],
+)
+def test_wrong_use_of_the_command_is_status_2(options: list[str], words: str, folder: Path) -> None:
+    done = run(folder, "ports", "spec.yaml", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(words)
+
+
+def test_a_wrong_spec_has_no_table(folder: Path) -> None:
+    (folder / "spec.yaml").write_text(TWO.replace("10.0.0.12", "10.0.0.11"))
+    assert run(folder, "ports", "spec.yaml").returncode == 2
