@@ -1,6 +1,7 @@
 """Runs a node of a group: signals in the main thread, everything about the group on an asyncio loop in another.
 
-So a heartbeat waits for nobody: not for a log that nobody reads, not for an engine that dies slowly, not for a download.
+So a heartbeat waits for nobody: not for a log that nobody reads, not for an engine that dies slowly, not for
+a download.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stack_node import __version__, argv, health, supervise
+from stack_node import __version__, argv, devices, health, supervise
 from stack_node import events as ev
 from stack_node.engine import Engine
 from stack_node.messages import PROTOCOL, Join
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 HEALTH_EVERY_S = 5.0
 LOOK_EVERY_S = 0.5
+DEVICES_S = 30.0  # below group.END_S
 END_S = 8.0  # for the engine's tree to be gone when this node ends
 
 
@@ -86,6 +88,7 @@ class Control:
             spare=self._engine.spare,
         )
         self._model_path: str | None = None
+        self._device_memory = devices.device_memory_used()  # before any engine of ours; None where it cannot be told
         self._loop: asyncio.AbstractEventLoop | None = None
         self._finish = asyncio.Event()
         self._gone = threading.Event()
@@ -246,9 +249,28 @@ class Control:
         self._tell(ev.EngineEnded(epoch, reason, log))
 
     def _engine_gone(self, epoch: int, left: list[int]) -> None:
-        if not left:
-            self._gone.set()
-        self._tell(ev.EngineGone(epoch, left))
+        if left:
+            self._tell(ev.EngineGone(epoch, left))
+            return
+        self._gone.set()
+        if self._device_memory is None:
+            self._tell(ev.EngineGone(epoch, []))
+        else:
+            threading.Thread(target=self._wait_for_devices, args=(epoch,), daemon=True, name="devices").start()
+
+    def _wait_for_devices(self, epoch: int) -> None:
+        """Tell that an engine is gone when its devices' memory is free, which the driver may take a while for."""
+        deadline = time.monotonic() + DEVICES_S
+        while not self._devices_free():
+            if time.monotonic() > deadline:
+                self._say(f"warning: the devices' memory is not free {DEVICES_S:.0f} s after the engine's end")
+                break
+            time.sleep(LOOK_EVERY_S)
+        self._tell(ev.EngineGone(epoch, []))
+
+    def _devices_free(self) -> bool:
+        used = devices.device_memory_used()
+        return used is None or self._device_memory is None or devices.freed(self._device_memory, used)
 
     def _weights_done(self, model_path: str | None) -> None:
         self._model_path = model_path

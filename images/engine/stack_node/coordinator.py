@@ -65,6 +65,7 @@ class Coordinator:
         self._watching: list[asyncio.Task[None]] = []
         self._used_ports: list[int] = []
         self._drains = asyncio.Event()
+        self._saving = asyncio.Lock()
         saved, problem = statefile.load(self._path)
         if problem:
             say(f"warning: {problem}")
@@ -179,9 +180,7 @@ class Coordinator:
                 self._watching.append(self._task(self._probe(epoch)))
             case ev.Save(failures, retries, last_fault):
                 state = statefile.State(failures=failures, last_fault=last_fault, retries=retries)
-                problem = statefile.save(self._path, state)
-                if problem:
-                    self._say(f"warning: {problem}")
+                self._task(self._save(state))
             case ev.Exit():
                 self._finished()
             case _:
@@ -209,6 +208,12 @@ class Coordinator:
         else:
             self._used_ports = [*self._used_ports[1 - MASTER_PORTS :], port]
         self._handle(ev.PortPicked(epoch, port or 0, problem))
+
+    async def _save(self, state: statefile.State) -> None:
+        async with self._saving:
+            problem = await asyncio.to_thread(statefile.save, self._path, state)
+        if problem:
+            self._say(f"warning: {problem}")
 
     # --- the watch over an epoch
 
