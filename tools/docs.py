@@ -1,4 +1,4 @@
-"""The documents that are made from the code, so that they cannot drift: `docs/commands.md` and `docs/spec.md`."""
+"""The documents that are made from the code, so that they cannot drift: commands, ports and the spec, in `docs/`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from gen_stack.owned import FLAGS, FLAGS_WITHOUT_KEY, VARIABLES, VARIABLES_WITHOUT_KEY
+from gen_stack.release import ENGINE_VERSION
 from gen_stack.spec import Spec
 from gen_stack.template import TEMPLATE
+from tools.ports_page import ports_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 GENERATED = "<!-- Made by `make generated`; do not edit. -->"
-COMMANDS = (["--help"], ["init", "--help"], ["schema", "--help"])
+COMMANDS: tuple[list[str], ...] = ([], ["plan"], ["facts"], ["ports"], ["init"], ["schema"])
 
 
 def documents() -> dict[str, str]:
     """Write the generated documents, by path from the repository's root."""
-    return {"docs/commands.md": commands_page(), "docs/spec.md": spec_page()}
+    return {"docs/commands.md": commands_page(), "docs/ports.md": ports_page(GENERATED), "docs/spec.md": spec_page()}
 
 
 def commands_page() -> str:
@@ -34,16 +36,17 @@ def commands_page() -> str:
     parts = [f"# Commands\n\n{GENERATED}\n", EXIT_STATUSES]
     plain = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb"}
     for words in COMMANDS:
-        argv = [sys.executable, "-m", "gen_stack", *words]
+        argv = [sys.executable, "-m", "gen_stack", *words, "--help"]
         shown = subprocess.run(argv, capture_output=True, text=True, check=True, env=plain).stdout
         text = "\n".join(line.rstrip() for line in shown.strip().splitlines())
-        parts.append(f"## gen-stack {' '.join(words)}\n\n```text\n{text}\n```\n")
+        parts.append(f"## gen-stack {' '.join([*words, '--help'])}\n\n```text\n{text}\n```\n")
     return "\n".join(parts)
 
 
 EXIT_STATUSES = """\
-Exit status: 0 done; 1 `--check` found a difference; 2 the input is wrong, and nothing was written; 3 something outside
-failed (a disk, a file that somebody edited); 130 stopped by Ctrl-C, with no file half written.
+Exit status: 0 done; 1 `--check` found a difference, or `plan` nothing that fits; 2 the input is wrong, and nothing was
+written; 3 something outside failed (a disk, a file that somebody edited); 130 stopped by Ctrl-C, with no file half
+written.
 """
 
 
@@ -57,7 +60,12 @@ def spec_page() -> str:
         for name, words in {**VARIABLES, **VARIABLES_WITHOUT_KEY}.items()
     )
     return PAGE.format(
-        generated=GENERATED, template=TEMPLATE.format(file="spec.yaml"), rows=rows, flags=flags, variables=variables
+        generated=GENERATED,
+        engine_version=ENGINE_VERSION,
+        template=TEMPLATE.format(file="spec.yaml"),
+        rows=rows,
+        flags=flags,
+        variables=variables,
     )
 
 
@@ -76,14 +84,19 @@ Unknown keys are errors. Files are named as seen from the spec's folder. Sizes a
 
 In `engine.args`, `flag: true` becomes `--flag`, `flag: false` becomes `--no-flag`, a text or a number `--flag=value`, a
 mapping `--flag={{"as":"JSON"}}`, and a list the words `--flag a b`, for flags that take several values. A flag that
-takes a JSON list wants it as a text: `allowed-origins: '["*"]'`.
+takes a JSON list wants it as a text: `allowed-origins: '["*"]'`. A key of such a mapping may also stand alone, as
+`compilation-config.mode: 3`.
+
+Names, types and choices are checked against the flags of vLLM {engine_version}, as its own parser tells them
+(`tools/engine_flags.py`); with another `engine.version` they are not, and a warning says so. With an image of your own,
+which may have plugins, a flag or a choice that vLLM does not have is a warning.
 
 | key | default | meaning |
 |---|---|---|
 {rows}
 
-`replicas`, `groups` and `recovery` reach the nodes' environment. A gateway is checked but not generated yet, and
-whether the model fits the GPUs' memory is not checked yet.
+`replicas`, `groups` and `recovery` reach the nodes' environment. A gateway is checked but not generated yet. What
+`model.config` and `gpu` are for, and how parallel sizes are chosen, is in [planning.md](planning.md).
 
 ## Flags that gen-stack sets
 

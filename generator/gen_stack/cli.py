@@ -18,6 +18,7 @@ from gen_stack import __version__
 from gen_stack.problems import GenStackError, InputError, listed
 
 if TYPE_CHECKING:
+    from gen_stack.load import LoadedSpec
     from gen_stack.plan import Plan
 
 app = cyclopts.App(
@@ -51,6 +52,10 @@ def generate(
         Parameter(negative="", show_default=False, help="Write nothing; show what would change, as a unified diff."),
     ] = False,
     stdout: Annotated[str | None, Parameter(help="Write nothing; print this node's Compose file.")] = None,
+    force: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Write even if the model does not fit in the GPUs' memory."),
+    ] = False,
 ) -> int:
     """Write the folder of every node: its Compose file, its secrets, and what its image is built from."""
     from gen_stack.disk import differences, locked, unified_diff, write
@@ -60,7 +65,7 @@ def generate(
 
     if [check, diff, stdout is not None].count(True) > 1:
         raise InputError("--check, --diff and --stdout exclude each other; choose one")
-    loaded = load_spec(spec)
+    loaded = load_spec(spec, force=force)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     plan = make_plan(loaded)
@@ -83,11 +88,121 @@ def generate(
 
 
 @app.command
+def plan(
+    spec: Annotated[Path, Parameter(help="The spec file.")],
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="", show_default=False, help="Print it as JSON, for programs.")] = False,
+    max_context: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print the longest sequence that fits, and nothing else.")
+    ] = False,
+    fit: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print single changes that make the model fit.")
+    ] = False,
+) -> int:
+    """Show what would be written and why: nodes, ranks, memory, ports, the endpoint."""
+    from gen_stack.load import load_spec
+    from gen_stack.picture import as_data, picture
+    from gen_stack.planner import make_plan
+
+    if [json, max_context, fit].count(True) > 1:
+        raise InputError("--json, --max-context and --fit exclude each other; choose one")
+    loaded = load_spec(spec, force=True)
+    made = make_plan(loaded)
+    if max_context or fit:
+        return _what_if(loaded, made, fit=fit)
+    if json:
+        from json import dumps
+
+        print(dumps(as_data(made, loaded.warnings), indent=2, ensure_ascii=False))
+    else:
+        print(picture(made, loaded.warnings), end="")
+    return InputError.status if loaded.forced else 0
+
+
+def _what_if(loaded: LoadedSpec, made: Plan, *, fit: bool) -> int:
+    """Answer --max-context or --fit. Nothing of it is applied."""
+    from gen_stack.fit import changes, max_context
+
+    if loaded.facts is None or made.memory is None:
+        print(made.unchecked)
+        return 1
+    if not fit:
+        longest = max_context(loaded.spec, loaded.facts, made.parallelism)
+        print(longest or 0)
+        return 0 if longest else 1
+    if not loaded.forced:
+        print("it fits as it is")
+        return 0
+    found = changes(loaded.spec, loaded.facts, made.parallelism)
+    for one in found:
+        print(one.words)
+    if not found:
+        print("no single change makes it fit: use larger GPUs, or a quantised release")
+    return 0 if found else 1
+
+
+@app.command
+def facts(
+    spec: Annotated[Path, Parameter(help="The spec file.")],
+    /,
+) -> int:
+    """Write the model's config.json, and its weights' index, beside the spec: from its folder, a cache, or the hub."""
+    from gen_stack.hub import model_texts
+    from gen_stack.load import load_spec
+
+    loaded = load_spec(spec, force=True, without_config=True)
+    place, texts = model_texts(loaded.spec, loaded.secrets.get("hub_token"), os.environ)
+    given = loaded.spec.model.config
+    config = spec.parent / (given or f"{loaded.spec.name}.model/config.json")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    for name, content in texts.items():
+        (config if name == "config.json" else config.parent / name).write_bytes(content)
+    print(f"{config}: written from {place}")
+    if not given:
+        print(f"set model.config to ./{config.relative_to(spec.parent)} to plan from it")
+    return 0
+
+
+@app.command
 def schema() -> int:
     """Print the JSON Schema of the spec."""
     from gen_stack.schema import schema_text
 
     print(schema_text(), end="")
+    return 0
+
+
+@app.command
+def ports(
+    spec: Annotated[Path, Parameter(help="The spec file.")],
+    /,
+    *,
+    nft: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print the rules of each node's firewall, for nftables.")
+    ] = False,
+    node: Annotated[str | None, Parameter(help="With --nft: of this node alone, as its host loads them.")] = None,
+    json: Annotated[bool, Parameter(negative="", show_default=False, help="Print JSON.")] = False,
+) -> int:
+    """Print who connects to whom on what."""
+    from gen_stack.load import load_spec
+    from gen_stack.planner import make_plan
+    from gen_stack.ports import ports_json, ports_table
+    from gen_stack.render.nft import nft_files
+
+    if (nft and json) or (node is not None and not nft):
+        raise InputError("--json and --nft exclude each other, and --node goes with --nft")
+    loaded = load_spec(spec, force=True)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    plan = make_plan(loaded)
+    if not nft:
+        print(ports_json(plan) if json else ports_table(plan), end="")
+        return 0
+    files = nft_files(plan)
+    if node is not None and node not in files:
+        raise InputError(f"--node {node}: no such node in the spec, whose nodes are {listed(files)}")
+    print("\n".join(files.values() if node is None else [files[node]]), end="")
     return 0
 
 
@@ -122,12 +237,11 @@ def _report(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> None:
     """Say what was decided, what was written, and what to do next."""
     from gen_stack.plan import endpoint
 
-    sizes = plan.parallelism
     print(f"{plan.name}: {plan.model} on {len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}")
     for choice in plan.choices:
         print(f"  {choice.key} {choice.value}: {choice.reason}")
-    if sizes.data > 1 or sizes.expert:
-        print(f"  data parallel {sizes.data}{', expert parallel' if sizes.expert else ''}: the spec says so")
+    for line in (*([plan.unchecked] if plan.unchecked else []), *plan.advice):
+        print(f"  {line}")
     written = sum(kind not in ("left over", "obsolete") for _, kind in changes)
     print(f"{folder}: {written} file{'s' if written != 1 else ''} written" if written else f"{folder}: up to date")
     for line in _left_over(plan, folder, changes):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from gen_stack.document import Document, read_document
+from gen_stack.engine_flags import argument_warnings
+from gen_stack.fit import findings
+from gen_stack.model_files import Found, read_facts, text_of
+from gen_stack.model_rules import advice, problems_of_model
 from gen_stack.problems import KeyPath, Problem, SpecError, key_text, listed, shown, suggestion
 from gen_stack.release import ENGINE_VERSION
 from gen_stack.rules import problems_of
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
+
+    from gen_stack.facts import ModelFacts
 
 _STAND_INS: dict[str, Any] = {
     "name": "stand-in",
@@ -41,9 +46,6 @@ _LEANS_ON = {
 }
 """Where problems between fields cannot be judged when a section has errors in its own; indexes are left out."""
 
-MAX_FILE_BYTES = 16 << 20
-"""How large a file may be that a spec names; the indexes of the largest models have a few megabytes."""
-
 SECRET_FILES: dict[str, KeyPath] = {
     "api_key": ("api", "key_file"),
     "hub_token": ("model", "token_file"),
@@ -60,21 +62,37 @@ class LoadedSpec:
     spec: Spec
     secrets: dict[str, str]
     warnings: tuple[str, ...]
+    facts: ModelFacts | None = None
+    """Facts of the model, from `model.config` or the catalogue."""
+    forced: tuple[str, ...] = ()
+    """What is wrong and was to be written anyway."""
 
 
-def load_spec(path: Path) -> LoadedSpec:
+def load_spec(path: Path, *, force: bool = False, without_config: bool = False) -> LoadedSpec:
     """Read and validate a spec file.
 
-    Raises `SpecError` with all problems of the file, of its fields, between its fields, and with the files it names.
+    Raises `SpecError` with all problems of the file, of its fields, between its fields, with the files it names, and
+    with its model. With `force`, a model that does not fit in memory is no problem. With `without_config`, nothing
+    about the model is judged, and its config need not exist yet.
     """
     document = read_document(path)
     spec, problems = _validated(document)
     secrets: dict[str, str] = {}
     problems += _named_files(document.data, path.parent, secrets)
+    found = read_facts(spec, path.parent) if spec is not None and not without_config else Found(None)
+    facts = found.facts
+    problems += found.problems
+    if spec is not None and facts is not None and not problems:
+        problems += problems_of_model(spec, facts)
+    judged = findings(spec, facts) if spec is not None and facts is not None and not problems else []
+    errors = [one.problem for one in judged if one.severity == "error"]
+    if not force:
+        problems += [Problem(one.path, f"{one.words} (or --force)") for one in errors]
     if problems or spec is None:
         raise SpecError(document.file, [document.locate(problem) for problem in problems])
-    warnings = tuple(document.locate(problem).render(document.file) for problem in _warnings(spec))
-    return LoadedSpec(document.file, spec, secrets, warnings)
+    noted = [*_warnings(spec), *found.warnings, *advice(spec, facts), *(one.problem for one in judged)]
+    warnings = tuple(document.locate(problem).render(document.file) for problem in noted)
+    return LoadedSpec(document.file, spec, secrets, warnings, facts, tuple(one.words for one in errors))
 
 
 def _validated(document: Document) -> tuple[Spec | None, list[Problem]]:
@@ -205,37 +223,13 @@ def _named_files(data: dict[str, Any], folder: Path, secrets: dict[str, str]) ->
             secrets[name] = secret
     for key in (("gateway", "keys_file"), ("gateway", "tls", "cert_file"), ("gateway", "tls", "key_file")):
         if isinstance(value := _value_at(data, key), str) and value:
-            problems += _text_of(folder / value, key, value)[1]
-    key = ("model", "config")
-    if isinstance(value := _value_at(data, key), str) and value:
-        text, wrong = _text_of(folder / value, key, value)
-        problems += wrong or _json_problems(text, key, value)
+            problems += text_of(folder / value, key, value)[1]
     return problems
-
-
-def _text_of(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_FILE_BYTES + 1)
-        if len(raw) <= MAX_FILE_BYTES:
-            return raw.decode("utf-8-sig"), []
-        words = f"the file {shown(value)} has more than {MAX_FILE_BYTES} bytes; is it the right file?"
-    except FileNotFoundError:
-        words = (
-            f"there is no file {shown(value)} beside the spec; write its path from the spec's folder, or make the file"
-        )
-    except UnicodeDecodeError:
-        words = f"the file {shown(value)} is not UTF-8 text; is it the right file?"
-    except OSError as error:
-        words = f"the file {shown(value)} cannot be read: {error.strerror}"
-    except ValueError:
-        words = f"{shown(value)} is no name for a file; write its path from the spec's folder"
-    return "", [Problem(key, words)]
 
 
 def _one_line(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]:
     """Read a secret; neither it nor any part of it is ever in a message."""
-    text, problems = _text_of(path, key, value)
+    text, problems = text_of(path, key, value)
     secret = text.strip()
     if not problems and (not secret or not secret.isprintable() or " " in secret):
         words = f"the file {shown(value)} must hold one line without spaces: the secret itself"
@@ -243,21 +237,11 @@ def _one_line(path: Path, key: KeyPath, value: str) -> tuple[str, list[Problem]]
     return secret, problems
 
 
-def _json_problems(text: str, key: KeyPath, value: str) -> list[Problem]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
-        return [Problem(key, f"the file {shown(value)} is not JSON: {why}")]
-    if not isinstance(content, dict):
-        return [Problem(key, f"the file {shown(value)} is no JSON object; name the model's config.json")]
-    return []
-
-
 def _warnings(spec: Spec) -> Iterator[Problem]:
     if spec.engine.version != ENGINE_VERSION:
         words = f"gen-stack is tested with vLLM {ENGINE_VERSION}, not with {spec.engine.version}"
         yield Problem(("engine", "version"), words)
+    yield from argument_warnings(spec.engine)
     if spec.gateway is not None:
         yield Problem(("gateway",), "checked, but this version of gen-stack does not generate a gateway yet")
     for index, node in enumerate(spec.nodes):

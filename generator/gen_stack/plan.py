@@ -9,7 +9,10 @@ import dataclasses
 import hashlib
 import ipaddress
 import json
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gen_stack.memory import MemoryPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,10 +160,14 @@ class Plan:
     groups: tuple[GroupPlan, ...]
     choices: tuple[Choice, ...]
     gateway: Gateway | None
-    model_config: str | None
-    """The model's config.json as the spec names it, for the memory check."""
-    gpu_memory: tuple[str | None, ...]
-    """Memory of one GPU by node as the spec says it (a size or a type), for the memory check."""
+    memory: MemoryPlan | None
+    """What each stage's ranks hold, when enough is known to tell."""
+    unchecked: str | None
+    """Why the fit was not checked, when it was not."""
+    advice: tuple[str, ...]
+    """What would serve better than what the spec says."""
+    forced: tuple[str, ...]
+    """What is wrong and was to be written anyway."""
 
     @property
     def nodes(self) -> tuple[NodePlan, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from gen_stack.engine_flags import argument_text
+from gen_stack.fit import better, memory_plan, unchecked
 from gen_stack.owned import canonical_flag
+from gen_stack.parallel import choose
 from gen_stack.plan import (
     Choice,
     Devices,
@@ -22,7 +24,7 @@ from gen_stack.plan import (
     Recovery,
 )
 from gen_stack.release import LOCAL_REPOSITORY, image_tag, is_upstream_image, upstream_image
-from gen_stack.rules import device_count, groups_of, ranks_per_node
+from gen_stack.rules import device_count, groups_of
 from gen_stack.spec import seconds, size_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ STOP_S = 30
 def make_plan(loaded: LoadedSpec) -> Plan:
     """Decide everything about a stack."""
     spec = loaded.spec
-    parallelism, choices = _parallelism(spec)
+    parallelism, choices = choose(spec, loaded.facts)
+    memory = memory_plan(spec, loaded.facts, parallelism) if loaded.facts else None
     members = groups_of(spec)
     supervised = len(spec.nodes) > 1 or spec.gateway is not None
     image, image_choice = _image(loaded, supervised=supervised)
@@ -74,44 +77,16 @@ def make_plan(loaded: LoadedSpec) -> Plan:
         ),
         choices=(*choices, image_choice),
         gateway=_gateway(spec),
-        model_config=spec.model.config,
-        gpu_memory=tuple((node.gpu or spec.gpu).memory or (node.gpu or spec.gpu).type for node in spec.nodes),
+        memory=memory,
+        unchecked=unchecked(spec, loaded.facts, memory),
+        advice=tuple(better(spec, loaded.facts, parallelism)) if loaded.facts else (),
+        forced=loaded.forced,
     )
 
 
 def _plain(name: str) -> str:
     """Write a file's name so that it stays on one line of a comment."""
     return name if name.isprintable() else ascii(name)
-
-
-def _parallelism(spec: Spec) -> tuple[Parallelism, tuple[Choice, ...]]:
-    """Complete the parallel sizes: tensor parallel inside a node, pipeline parallel across nodes."""
-    given = spec.parallelism
-    per_node = min(ranks_per_node(spec, node) for node in spec.nodes)  # groups may differ, if not in their world size
-    group = groups_of(spec)[0]
-    rest = ranks_per_node(spec, spec.nodes[group[0]]) * len(group) // given.data
-    spec_says = "the spec says so"
-    if given.tensor is not None:
-        tensor, why_tensor = given.tensor, spec_says
-    elif given.pipeline is not None:
-        tensor, why_tensor = rest // given.pipeline, f"what pipeline {given.pipeline} leaves of {rest} ranks"
-    elif spec.engine.device == "cpu":
-        tensor, why_tensor = 1, "the CPU engine runs one rank on a node"
-    elif rest % per_node == 0:
-        tensor, why_tensor = per_node, "one rank for each GPU of a node, where the links are fastest"
-    else:
-        tensor = math.gcd(per_node, rest)
-        why_tensor = (
-            f"what divides both the {per_node} GPUs of a node and the {rest} ranks that data {given.data} leaves"
-        )
-    if given.pipeline is not None:
-        pipeline, why_pipeline = given.pipeline, spec_says
-    else:
-        pipeline, why_pipeline = rest // tensor, f"what tensor {tensor} leaves of {rest} rank{'s' if rest > 1 else ''}"
-    return Parallelism(tensor, pipeline, given.data, given.expert), (
-        Choice("tensor parallel", str(tensor), why_tensor),
-        Choice("pipeline parallel", str(pipeline), why_pipeline),
-    )
 
 
 def _image(loaded: LoadedSpec, *, supervised: bool) -> tuple[Image, Choice]:
@@ -147,18 +122,17 @@ def _command(spec: Spec, parallelism: Parallelism, *, supervised: bool) -> tuple
         **({} if supervised else {"shutdown-timeout": math.ceil(seconds(spec.recovery.drain))}),
     }
     flags |= {canonical_flag(name): value for name, value in spec.engine.args.items()}
-    return (spec.model.id, *(item for name, value in flags.items() for item in _flag(name, value)))
+    return (spec.model.id, *(item for name, value in flags.items() for item in engine_flag(name, value)))
 
 
-def _flag(name: str, value: Any) -> list[str]:
-    if value is True:
-        return [f"--{name}"]
-    if value is False:
-        return [f"--no-{name}"]
-    if isinstance(value, list):
-        return [f"--{name}", *(str(one) for one in value)]
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False) if isinstance(value, dict) else str(value)
-    return [f"--{name}={text}"]
+def engine_flag(name: str, value: Any) -> list[str]:
+    """Write one flag with its value as words of the command line."""
+    if "." not in name:  # a key inside a flag's mapping takes JSON
+        if isinstance(value, bool):
+            return [f"--{name}" if value else f"--no-{name}"]
+        if isinstance(value, list):
+            return [f"--{name}", *(str(one) for one in value)]
+    return [f"--{name}={argument_text(value)}"]
 
 
 def _gateway(spec: Spec) -> Gateway | None:

@@ -265,7 +265,9 @@ class Model(_Part):
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
         Field(description="Names that requests use; the first one stands in answers. Default: the id."),
     ] = []
-    config: Annotated[PlainText | None, Field(description="A config.json to plan from; checked, not used yet.")] = None
+    config: Annotated[
+        PlainText | None, Field(description="The model's config.json to plan from; and its index beside it.")
+    ] = None
     cache: Annotated[
         HostPath | None, Field(description="Host directory for weights. Default: the volume gen-stack-huggingface.")
     ] = None
@@ -281,8 +283,8 @@ class Model(_Part):
 class Gpu(_Part):
     """The kind of GPU, for the memory check."""
 
-    type: Annotated[PlainText | None, Field(description="A name such as H100-80GB; not used yet.")] = None
-    memory: Annotated[Size | None, Field(description="Memory of one GPU, such as 80GiB; not used yet.")] = None
+    type: Annotated[PlainText | None, Field(description="A name from the table of GPUs, such as H100-80GB.")] = None
+    memory: Annotated[Size | None, Field(description="Memory of one GPU, such as 79.2GiB; before type.")] = None
 
 
 class Node(_Part):
@@ -309,7 +311,7 @@ class Parallelism(_Part):
     tensor: Annotated[Annotated[int, Field(ge=1)] | None, Field(description="Tensor parallel size.")] = None
     pipeline: Annotated[Annotated[int, Field(ge=1)] | None, Field(description="Pipeline parallel size.")] = None
     data: Annotated[int, Field(ge=1, description="Data parallel size.")] = 1
-    expert: Annotated[bool, Field(description="Expert parallel, for mixture-of-experts models.")] = False
+    expert: Annotated[bool | None, Field(description="Expert parallel: whole experts on each rank.")] = None
 
 
 class Engine(_Part):

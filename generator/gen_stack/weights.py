@@ -62,8 +62,9 @@ def embedding(facts: ModelFacts) -> Matrix:
 
 
 def output_layer(facts: ModelFacts) -> tuple[Matrix, ...]:
-    """Give the final norm and the output layer; a tied one is the embedding."""
-    head = Matrix("lm_head", _padded(facts.vocab, VOCABULARY_PADDING), facts.hidden, "rows", linear=False)
+    """Give the final norm and the output layer; quantisation leaves it alone unless it names it."""
+    quantised = facts.quantization is not None and any("lm_head" in names for names, _ in facts.quantization.schemes)
+    head = Matrix("lm_head", _padded(facts.vocab, VOCABULARY_PADDING), facts.hidden, "rows", linear=quantised)
     return Matrix("norm", facts.hidden, 1, "whole", linear=False), head
 
 
@@ -151,16 +152,18 @@ def _mlp(facts: ModelFacts, layer: Layer, prefix: str) -> Iterator[Matrix]:
         yield from _gated(name, hidden, facts.intermediate)
     if not (layer.sparse and experts):
         return
+    shared = "shared_expert" if facts.model_type.startswith("qwen") else "shared_experts"
+    inside = f"{prefix}.experts" if facts.model_type == "gemma4_text" else f"{name}.experts"
     yield Matrix(f"{name}.gate", experts.count, hidden, "whole", linear=False)
     if facts.model_type in _ROUTER_BIAS:
         yield Matrix(f"{name}.gate_bias", experts.count, 1, "whole", linear=False)
-    yield Matrix(f"{name}.experts.gate_up", 2 * experts.intermediate, hidden, "experts", experts.count)
-    yield Matrix(f"{name}.experts.down", hidden, experts.intermediate, "experts", experts.count)
+    yield Matrix(f"{inside}.gate_up", 2 * experts.intermediate, hidden, "experts", experts.count)
+    yield Matrix(f"{inside}.down", hidden, experts.intermediate, "experts", experts.count)
     if facts.model_type == "gpt_oss":
         biases = 2 * experts.intermediate + hidden
-        yield Matrix(f"{name}.experts.bias", biases, 1, "experts", experts.count, linear=False)
+        yield Matrix(f"{inside}.bias", biases, 1, "experts", experts.count, linear=False)
     if experts.shared_intermediate:
-        yield from _gated(f"{name}.shared_experts", hidden, experts.shared_intermediate)
+        yield from _gated(f"{name}.{shared}", hidden, experts.shared_intermediate)
         if facts.model_type.startswith("qwen"):
             yield Matrix(f"{name}.shared_expert_gate", 1, hidden, "whole", linear=False)
 

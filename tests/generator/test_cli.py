@@ -49,6 +49,7 @@ t: /models/m on 2 nodes
   tensor parallel 8: one rank for each GPU of a node, where the links are fastest
   pipeline parallel 2: what tensor 8 leaves of 16 ranks
   image vllm/vllm-openai:v0.32.0 and our layer: a group needs its entrypoint
+  fit not checked: nothing says what the model is; set model.config to its config.json
 stacks/t: {written} files written
 next: copy each folder to its host, and in it run
   a (10.0.0.11): docker compose up -d --wait   then the endpoint is http://10.0.0.11:8000

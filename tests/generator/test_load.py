@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gen_stack.load import MAX_FILE_BYTES, load_spec
+from gen_stack.load import load_spec
+from gen_stack.model_files import MAX_FILE_BYTES
 from gen_stack.problems import SpecError
 from tests.generator.helpers import HUB, ONE, TWO, error, errors, load, warnings
 
