@@ -59,7 +59,8 @@ def options_of(spec: Spec) -> Options:
     return Options(
         max_model_len=whole_number(length),
         auto_length=str(length) in {"-1", "auto"},
-        utilization=_fraction(flags.get("gpu-memory-utilization")) or UTILIZATION,
+        utilization=_fraction(flags.get("gpu-memory-utilization", flags.get("device-memory-utilization")))
+        or UTILIZATION,
         kv_dtype=str(flags.get("kv-cache-dtype", "auto")),
         kv_bytes=whole_number(flags.get("kv-cache-memory-bytes")) or (int(space * GIB) if space else None),
         max_num_seqs=whole_number(flags.get("max-num-seqs")),

@@ -97,8 +97,9 @@ def test_a_reference_is_used_as_it_is() -> None:
 
 def test_the_command_is_the_one_that_users_of_vllm_know() -> None:
     text = TWO.replace("/models/m", "{id: org/m, revision: v1, served_name: [m, n]}") + (
-        "engine: {args: {max_model_len: 32768, seed: -1, x: true, y: false, l: [1, b], j: {a_b: [1, 2.50]}, dtype: '',"
-        " compilation_config.pass_config: z, gpu-memory-utilization: 0.90, rope-theta: 1e6}}\n"
+        "engine: {args: {max_model_len: 32768, seed: -1, enable-prefix-caching: true, enforce-eager: false,"
+        " cudagraph-capture-sizes: [1, 2], hf-overrides: {a_b: [1, 2.50]}, tokenizer: '',"
+        " compilation_config.backend: z, gpu-memory-utilization: 0.90}}\n"
         "parallelism: {tensor: 2, pipeline: 2, data: 4, expert: true}\n"
     )
     assert plan_of(text).command == (
@@ -111,14 +112,13 @@ def test_the_command_is_the_one_that_users_of_vllm_know() -> None:
         "--enable-expert-parallel",
         "--max-model-len=32768",
         "--seed=-1",
-        "--x",
-        "--no-y",
-        *("--l", "1", "b"),
-        '--j={"a_b":[1,2.5]}',
-        "--dtype=",
-        "--compilation-config.pass_config=z",
+        "--enable-prefix-caching",
+        "--no-enforce-eager",
+        *("--cudagraph-capture-sizes", "1", "2"),
+        '--hf-overrides={"a_b":[1,2.5]}',
+        "--tokenizer=",
+        "--compilation-config.backend=z",
         "--gpu-memory-utilization=0.90",
-        "--rope-theta=1e6",
     )
 
 
