@@ -227,3 +227,4 @@ def test_a_group_of_one_needs_no_address(tmp_path: Path, capsys: pytest.CaptureF
     with head(a_status()) as port:
         alone = {**environment(tmp_path, port, NNODES="1", NODE_RANK=""), "MASTER_ADDR": ""}
         assert status.main([], alone) == 0
+    assert "this node" not in capsys.readouterr().out

@@ -62,11 +62,10 @@ def main(args: Sequence[str], environ: Mapping[str, str]) -> int:
         why = str(error) if isinstance(error, UnreachableError) else "the head's status is of another version"
         sys.stderr.write(f"{printable(f'stack-node status: {why}')}\n{printable(own)}\n")
         return EXIT_UNREACHABLE
-    if args:
-        this_node = {"rank": config.node_rank, "healthy": healthy, "sentence": sentence}
-        print(json.dumps({**status, "this_node": this_node}, indent=2))
-    else:
-        print("\n".join(printable(line) for line in [*lines, "", own]))
+    if not config.serves_api:  # the head has just said all there is about itself
+        status["this_node"] = {"rank": config.node_rank, "healthy": healthy, "sentence": sentence}
+        lines += ["", own]
+    print(json.dumps(status, indent=2) if args else "\n".join(map(printable, lines)))
     return EXIT_READY if status["ready"] is True else EXIT_NOT_READY
 
 
