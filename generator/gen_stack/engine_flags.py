@@ -156,7 +156,7 @@ def _one(name: str, flag: Flag, value: Any) -> Refusal | None:
         return None
     try:
         found = _converted(flag.type, text)
-    except (ValueError, RecursionError):
+    except (ValueError, OverflowError, RecursionError):
         return _not_taken(name, flag, value)
     if flag.choices and found not in flag.choices:
         choices = [str(one) for one in flag.choices]

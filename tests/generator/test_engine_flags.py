@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gen_stack.engine_flags import DATA, argument_problems, flags_of
 from gen_stack.owned import FLAGS, FLAGS_WITHOUT_KEY, SHORT_FLAGS, canonical_flag
@@ -11,8 +14,10 @@ from gen_stack.release import ENGINE_VERSION
 from gen_stack.spec import Engine
 from stack_node.flags import API_ONLY, Arity
 from tests.generator.helpers import ONE, engine_of, error, errors, warnings
+from tests.generator.strategies import JSON
 
 KNOWN = flags_of(ENGINE_VERSION) or {}
+NAME = st.from_regex(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", fullmatch=True)
 OWN_IMAGE = "registry.lab/vllm:0.32.0"
 
 
@@ -155,6 +160,16 @@ def test_a_key_of_a_mapping_reaches_the_engine_as_json() -> None:
         "--compilation-config.pass_config.fuse_norm_quant=false",
         '--compilation-config.custom_ops=["all",1]',
     ]
+
+
+@given(
+    st.sampled_from(sorted(KNOWN)) | st.sampled_from(sorted(KNOWN)).map(lambda name: f"{name}.a.b") | NAME,
+    JSON | st.sampled_from(["9" * 5000, f"{'9' * 400}k", "[" * 5000, "{" * 5000, '{"a": 1.5K}', "1e999"]),
+)
+def test_any_value_of_any_flag_is_taken_or_refused_in_one_line(name: str, value: Any) -> None:
+    for problem in argument_problems(Engine(), {name: value}):
+        assert problem.words
+        assert "\n" not in problem.words
 
 
 # -- what cannot be known -----------------------------------------------------------------------------------------
