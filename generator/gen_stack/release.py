@@ -35,8 +35,8 @@ def is_upstream_engine(image: str) -> bool:
 
     It is in upstream's images, and in ours; an image of somebody's own may have plugins, which bring flags.
     """
-    released = image.partition("@")[0].partition(":")[0] == RELEASE_REPOSITORY
-    return image == "build" or is_upstream_image(image) or released
+    ours = image.partition("@")[0].partition(":")[0] in (RELEASE_REPOSITORY, LOCAL_REPOSITORY)
+    return image == "build" or is_upstream_image(image) or ours
 
 
 def image_tag(device: str, engine_version: str) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from gen_stack.ports import connections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gen_stack.plan import GroupPlan, NodePlan, Plan
+    from gen_stack.ports import Connection
 
 PICKED_PORTS = "32768-60999"
 """Where Linux picks ports from unless `net.ipv4.ip_local_port_range` says otherwise."""
@@ -56,31 +57,42 @@ table inet {table} {{
 
 def nft_files(plan: Plan) -> dict[str, str]:
     """Write the rules of every node, by the node's name."""
-    return {node.name: _file(plan, group, node) for group in plan.groups for node in group.nodes}
+    to: dict[str, list[Connection]] = {node.name: [] for node in plan.nodes}
+    for one in connections(plan):
+        for name in one.targets:
+            to[name].append(one)
+    addresses = {node.name: node.address for node in plan.nodes}
+    return {
+        node.name: _file(plan, group, node, _rules(group, node, to[node.name], addresses))
+        for group in plan.groups
+        for node in group.nodes
+    }
 
 
-def _file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
+def _file(plan: Plan, group: GroupPlan, node: NodePlan, rules: Iterable[str]) -> str:
     table = f"gen-stack-{plan.name}"
     head = _HEAD.format(node=node.name, address=node.address, stack=plan.name, spec=plan.spec_file, table=table)
     if not group.supervised:
         return head + _NOTHING
     others = [one.address for one in group.nodes if one is not node]
-    ip = "ip6" if ipaddress.ip_address(node.address).version == 6 else "ip"
+    ip = _family(node)
     return head + _BODY.format(
         table=table,
         ip=ip,
         type="ipv6_addr" if ip == "ip6" else "ipv4_addr",
         nodes=f"\n        elements = {_set(others)}" if others else "",
-        rules="\n".join(f"        {rule}" for rule in _rules(plan, group, node, ip)),
+        rules="\n".join(f"        {rule}" for rule in rules),
     )
 
 
-def _rules(plan: Plan, group: GroupPlan, node: NodePlan, ip: str) -> Iterator[str]:
-    addresses = {one.name: one.address for one in plan.nodes}
-    peers = {one.name for one in group.nodes}
-    closed = []
-    for one in connections(plan):
-        if one.sources is None or one.ports is None or node.name not in one.targets:
+def _family(node: NodePlan) -> str:
+    return "ip6" if ipaddress.ip_address(node.address).version == 6 else "ip"
+
+
+def _rules(group: GroupPlan, node: NodePlan, incoming: list[Connection], addresses: dict[str, str]) -> Iterator[str]:
+    ip, peers, closed = _family(node), {one.name for one in group.nodes}, []
+    for one in incoming:
+        if one.sources is None or one.ports is None:
             continue
         first, last = one.ports
         ports = str(first) if first == last else f"{first}-{last}"
