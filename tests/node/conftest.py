@@ -117,10 +117,15 @@ def engine(output: str) -> dict[str, Any]:
     return seen
 
 
+def write_shim(path: Path) -> Path:
+    """A `vllm` that prints what it was given."""
+    path.write_text(SHIM.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    shim = tmp_path / "bin" / "vllm"
-    shim.parent.mkdir()
-    shim.write_text(SHIM.format(python=sys.executable))
-    shim.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    write_shim(tmp_path / "bin" / "vllm")
     return Node(tmp_path)

@@ -7,13 +7,16 @@ import shutil
 import socket
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.node.conftest import SCRIPT, as_a_prepared_host, engine, wait_until, with_shm
+from tests.node.conftest import SCRIPT, as_a_prepared_host, engine, wait_until, with_shm, write_shim
+from tests.node.local_group import TOKEN, LocalGroup, LocalNode, cleaned_up
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.node.conftest import Node
@@ -22,6 +25,9 @@ HOLD = "import signal; signal.pause()"
 DISTRIBUTED = ["--distributed-executor-backend=mp"] + [
     f"--{kind}distributed-timeout-seconds=86400" for kind in ("", "cpu-")
 ]
+MODEL = ["/", "--load-format=dummy"]
+TRIO_ARGS = ["--tensor-parallel-size=3", "--chat-template", "/head/only", "--seed", "1"]
+QUIET = "--disable-access-log-for-endpoints=/health,/metrics,/ping"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -30,30 +36,66 @@ def group(rank: int, nnodes: int = 3, **variables: str) -> dict[str, str]:
     return {"NNODES": str(nnodes), "NODE_RANK": str(rank), **addresses, **variables}
 
 
+def shim_group(folder: Path, nnodes: int, *args: str, **variables: str) -> LocalGroup:
+    """A group whose engine prints what it was given and does what SHIM says, which is to hold."""
+    (folder / "engine").mkdir()
+    shim = write_shim(folder / "engine" / "vllm")
+    return LocalGroup(folder, nnodes, {"SHIM": HOLD, **variables}, [*MODEL, *args], shim)
+
+
+def has_printed(node: LocalNode, lines: int) -> bool:
+    return node.output.count("\n") == lines
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGroup]:
+    """Three ranks whose engine runs; rank 1 is allowed fewer files than the others."""
+    folder = tmp_path_factory.mktemp("trio")
+    (folder / "api_key").write_text("very-secret\n")
+    variables = {
+        "GEN_STACK_API_KEY_FILE": str(folder / "api_key"),
+        "SHIM": f"import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True); {HOLD}",
+    }
+    with cleaned_up(shim_group(folder, 3, *TRIO_ARGS, **variables)) as group:
+        group.nodes[1].prefix = ["prlimit", "--nofile=1024:9000"]
+        group.start()
+        for node in group.nodes:
+            wait_until(partial(has_printed, node, 2), "the engine's output")
+        yield group
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_every_rank_of_three(node: Node, rank: int) -> None:
-    key = node.folder / "api_key"
-    key.write_text("very-secret\n")
-    args = ["m", "--tensor-parallel-size=3", "--chat-template", "/head/only", "--seed", "1"]
-    done = node.run(*args, prefix=as_a_prepared_host(), **group(rank, GEN_STACK_API_KEY_FILE=str(key)))
-    seen = engine(done.stdout)
-    common = ["--nnodes=3", f"--node-rank={rank}", "--master-addr=127.0.0.1", "--master-port=29500", *DISTRIBUTED]
+def test_every_rank_of_three(trio: LocalGroup, rank: int) -> None:
+    node = trio.nodes[rank]
+    seen = engine(node.output)
+    common = ["--nnodes=3", f"--node-rank={rank}", "--master-addr=127.0.0.11", f"--master-port={trio.port + 4}"]
+    common += DISTRIBUTED
     if rank == 0:
-        own = ["--host=127.0.0.1", "--port=8000", "--shutdown-timeout=60"]
-        assert seen["argv"] == ["serve", *args, *common, *own]
+        own = ["--host=127.0.0.11", f"--port={trio.port + 1}", QUIET, "--shutdown-timeout=60"]
+        assert seen["argv"] == ["serve", *MODEL, *TRIO_ARGS, *common, *own]
         assert seen["env"]["VLLM_API_KEY"] == "very-secret"
     else:
-        assert seen["argv"] == ["serve", *args[:2], *args[4:], *common, "--headless"]
+        assert seen["argv"] == ["serve", *MODEL, "--tensor-parallel-size=3", "--seed", "1", *common, "--headless"]
         assert "VLLM_API_KEY" not in seen["env"]
-        assert "only the head runs an API server: --chat-template\n" in done.stderr
-        assert "/head/only" not in done.stderr
-    assert seen["env"]["VLLM_HOST_IP"] == f"127.0.0.{rank + 1}"
+        assert "only the head runs an API server: --chat-template\n" in node.errors
+        assert "/head/only" not in node.errors
+    assert seen["env"]["VLLM_HOST_IP"] == f"127.0.0.{rank + 11}"
     assert seen["env"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert seen["env"]["NCCL_SOCKET_IFNAME"] == "=lo"
-    assert "very-secret" not in done.stderr
-    assert all(line.startswith(f"stack-node[{rank}/3]: ") for line in done.stderr.splitlines())
-    assert "warning: GEN_STACK_TOKEN_FILE is not set" in done.stderr
-    assert done.returncode == 1  # this engine ends at once, with 0
+    assert "very-secret" not in node.errors
+    assert TOKEN not in node.log
+    assert all(line.startswith(f"stack-node[{rank}/3]: ") for line in node.errors.splitlines())
+
+
+def test_soft_limit_is_raised_for_the_engine(trio: LocalGroup) -> None:
+    assert trio.nodes[1].output.splitlines()[1] == "(9000, 9000)"
+    assert trio.nodes[1].says("warning: 9000 open files are allowed")
+
+
+def test_health_of_a_group_that_starts(trio: LocalGroup) -> None:
+    wait_until(lambda: trio.nodes[1].health()[0] == 0, "a healthy worker")
+    assert trio.nodes[1].health()[1] == "healthy: worker: epoch 1: the engine is running\n"
+    assert trio.nodes[0].health() == (1, "unhealthy: head: the engine starts\n")
 
 
 def test_single_node_is_upstream(node: Node) -> None:
@@ -70,20 +112,30 @@ def test_single_node_refuses_nothing_about_the_host(node: Node) -> None:
     assert engine(done.stdout)["argv"] == ["serve", "/no/such/model"]
 
 
-def test_group_of_one(node: Node) -> None:
-    done = node.run("m", "-tp", "2", prefix=as_a_prepared_host(), NNODES="1")
-    assert engine(done.stdout)["argv"] == ["serve", "m", "-tp", "2", "--port=8000", "--shutdown-timeout=60"]
+def test_group_of_one(tmp_path: Path) -> None:
+    with cleaned_up(shim_group(tmp_path, 1, "-tp", "2", MASTER_ADDR="", NODE_ADDR="", SHIM="")) as group:
+        group.start()
+        node = group.nodes[0]
+        wait_until(lambda: node.says("epoch 1 has failed: "), "an engine that ends at once is a fault")
+        assert node.says(" ended with 0 without being asked")
+        own = [f"--port={group.port + 1}", QUIET, "--shutdown-timeout=60"]
+        assert engine(node.output)["argv"] == ["serve", *MODEL, "-tp", "2", *own]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("address", ["::1", "[::1]"])
-def test_ipv6(node: Node, rank: int, address: str) -> None:
-    variables = {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": address}
-    seen = engine(node.run("m", "-pp=2", prefix=as_a_prepared_host(), **variables).stdout)
-    assert "--master-addr=::1" in seen["argv"]
-    assert ("--host=::1" in seen["argv"]) is (rank == 0)
-    assert seen["env"]["VLLM_HOST_IP"] == "::1"
-    assert seen["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+def test_ipv6(tmp_path: Path, address: str) -> None:
+    variables = {"MASTER_ADDR": address, "NODE_ADDR": "", "GEN_STACK_TOKEN_FILE": ""}
+    with cleaned_up(shim_group(tmp_path, 2, "-pp=2", **variables)) as group:
+        group.start()
+        for node in group.nodes:
+            wait_until(partial(has_printed, node, 1), "the engine's output")
+            seen = engine(node.output)
+            assert "--master-addr=::1" in seen["argv"]
+            assert ("--host=::1" in seen["argv"]) is (node.rank == 0)
+            assert seen["env"]["VLLM_HOST_IP"] == "::1"
+            assert seen["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+            assert node.says("warning: GEN_STACK_TOKEN_FILE is not set")
+        assert [node.stop() for node in reversed(group.nodes)] == [0, 0]
 
 
 def test_wrong_arguments_and_variables_are_told_together(node: Node) -> None:
@@ -118,14 +170,6 @@ def test_failed_checks_are_told_together(node: Node) -> None:
         "GEN_STACK_TOKEN_FILE /no/such/token cannot be read (No such file or directory)",
     ):
         assert sentence in done.stderr
-
-
-def test_soft_limit_is_raised_for_the_engine(node: Node) -> None:
-    code = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
-    prefix = [*as_a_prepared_host(), "prlimit", "--nofile=1024:9000"]
-    done = node.run("m", "-tp=3", prefix=prefix, SHIM=code, **group(1))
-    assert done.stdout.splitlines()[1] == "(9000, 9000)"
-    assert "warning: 9000 open files are allowed" in done.stderr
 
 
 def test_cpu_engine_runs_one_process_a_node(node: Node) -> None:
@@ -213,30 +257,25 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever(
     assert done.stdout.startswith("unhealthy: no engine was started yet")
 
 
-def test_health_of_a_worker(node: Node) -> None:
-    with node.start("m", "-tp=3", prefix=as_a_prepared_host(), SHIM=HOLD, **group(1)) as process:
-        wait_until(lambda: node.run("health").returncode == 0, "healthy")
-        assert node.run("health").stdout.startswith("healthy: worker: the engine runs (process ")
-        process.terminate()
-        assert process.wait(30) == 0
-
-
 @needs_root
-def test_an_address_that_comes_late(node: Node) -> None:
+def test_an_address_that_comes_late(tmp_path: Path) -> None:
     """In a network namespace of its own, whose loopback interface is down like a network after a reboot."""
-    variables = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.9.9.1", "NODE_ADDR": "10.9.9.2"}
-    prefix = ["unshare", "--net", *as_a_prepared_host()]
-    with node.start("m", "-tp=2", prefix=prefix, SHIM=HOLD, **variables) as process:
-        assert process.stderr
-        assert process.stderr.readline() == (
-            "stack-node[1/2]: waiting up to 60 s for the network; NODE_ADDR is 10.9.9.2 and MASTER_ADDR is 10.9.9.1\n"
-        )
-        inside = ["nsenter", "--net", f"--target={process.pid}", "ip"]
-        subprocess.run([*inside, "address", "add", "10.9.9.2/24", "dev", "lo"], check=True)
-        assert process.stdout
-        assert engine(process.stdout.readline())["env"]["VLLM_HOST_IP"] == "10.9.9.2"
-        process.terminate()
-        assert process.wait(30) == 0
+    with cleaned_up(shim_group(tmp_path, 2, "-tp=2", MASTER_ADDR="10.9.9.1")) as group:
+        head, worker = group.nodes
+        worker.variables["NODE_ADDR"], worker.prefix = "10.9.9.2", ["unshare", "--net"]
+        worker.start()
+        waiting = "waiting up to 60 s for the network; NODE_ADDR is 10.9.9.2 and MASTER_ADDR is 10.9.9.1\n"
+        wait_until(lambda: worker.says("\n"), "a first line")
+        assert worker.errors == f"stack-node[1/2]: {waiting}"
+        assert worker.process
+        inside = ["nsenter", "--net", f"--target={worker.process.pid}"]
+        head.variables["NODE_ADDR"], head.prefix = "10.9.9.1", inside
+        head.start()
+        for command in ("address add 10.9.9.1/24 dev lo", "address add 10.9.9.2/24 dev lo", "link set lo up"):
+            subprocess.run([*inside, "ip", *command.split()], check=True)
+        wait_until(partial(has_printed, worker, 1), "the engine's output")
+        assert engine(worker.output)["env"]["VLLM_HOST_IP"] == "10.9.9.2"
+        assert worker.stop() == 0
 
 
 @needs_root
