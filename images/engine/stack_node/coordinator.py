@@ -66,6 +66,7 @@ class Coordinator:
         self._used_ports: list[int] = []
         self._drains = asyncio.Event()
         self._saving = asyncio.Lock()
+        self._refusals: dict[str, float] = {}  # what was said of late, and when
         saved, problem = statefile.load(self._path)
         if problem:
             say(f"warning: {problem}")
@@ -117,8 +118,11 @@ class Coordinator:
 
     def judge(self, join: Join, peer: str) -> str | None:  # noqa: ARG002
         """Why a node is refused."""
-        reason = self.group.judge(join, time.monotonic())
-        if reason is not None:
+        now = time.monotonic()
+        reason = self.group.judge(join, now)
+        self._refusals = {said: when for said, when in self._refusals.items() if now - when < REMIND_S}
+        if reason is not None and reason not in self._refusals:
+            self._refusals[reason] = now
             self._say(f"refused: {reason}")
         return reason
 
