@@ -76,9 +76,11 @@ _KNOWN: dict[str, Arity] = {
     **_flags(
         Arity.ONE,
         """config cpu-distributed-timeout-seconds data-parallel-size device-ids distributed-executor-backend
-        distributed-timeout-seconds master-addr master-port model nnodes node-rank pipeline-parallel-size
-        prefill-context-parallel-size shutdown-timeout tensor-parallel-size""",
+        distributed-timeout-seconds download-dir load-format master-addr master-port model nnodes node-rank
+        pipeline-parallel-size prefill-context-parallel-size revision shutdown-timeout tensor-parallel-size tokenizer
+        tokenizer-revision""",
     ),
+    **_flags(Arity.MANY, "ignore-patterns served-model-name"),
     **_flags(Arity.SWITCH, "disable-log-stats headless"),
 }
 
@@ -186,6 +188,12 @@ def has(items: Sequence[Item], flag: str) -> bool:
     return any(item.flag == flag for item in items)
 
 
+def all_values(items: Sequence[Item], flag: str) -> tuple[str, ...]:
+    """Values of the last occurrence of a flag that takes several; none when it is not given."""
+    given = [item.values for item in items if item.flag == flag]
+    return given[-1] if given else ()
+
+
 def model(items: Sequence[Item]) -> str | None:
     """The model that is served, where the command line alone tells.
 
@@ -195,9 +203,15 @@ def model(items: Sequence[Item]) -> str | None:
     named = last_value(items, "--model")
     if named is not None:
         return named
+    position = model_word(items)
+    return None if position is None else items[position].tokens[0]
+
+
+def model_word(items: Sequence[Item]) -> int | None:
+    """Where the model stands as a word of its own."""
     free = True
-    for item in items:
+    for position, item in enumerate(items):
         if item.bare and free and item.tokens[0] != "--":
-            return item.tokens[0]
+            return position
         free = free if item.tokens[0] == "--" else item.complete and not item.bare
     return None
