@@ -5,6 +5,7 @@ The same seed gives the same faults on the same ranks; the moments differ by wha
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections import Counter
 from random import Random
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 from tools.bench.figures import Figure, spread
 from tools.bench.leaks import leaked, look
 from tools.bench.local import forget_failures, ready_group, wait
-from tools.bench.soak_faults import FAULTS, NODE_TIMEOUT_S, STALL_S
+from tools.bench.soak_faults import FAULTS, NODE_TIMEOUT_S, STALL_S, SWITCHES
 from tools.bench.usage import MIB
-from tools.process import say
+from tools.process import ToolError, say
 
 if TYPE_CHECKING:
     from tests.node.local_group import LocalGroup
@@ -64,29 +65,40 @@ class Soak:
         self.kinds: Counter[str] = Counter()
 
     def step(self, number: int, fault: Fault, rank: int, random: Random) -> None:
-        """One fault, and the way back; a fault that the group does not get over ends the soak."""
-        forget_failures(self.group)
-        before = self._epoch()
+        """One fault, and the way back; a group that does not find it is started anew."""
         self.kinds[fault.name] += 1
         say(f"{number}: rank {rank}: {fault.name}")
+        try:
+            problems = self._happen(fault, rank, random)
+        except (AssertionError, ToolError, subprocess.TimeoutExpired) as error:
+            problems = [str(error)]
+            say(self.group.logs())
+            self._rescue()
+        self.failed += bool(problems)
+        say(f"    {'; '.join(problems) or 'ok'}")
+
+    def _happen(self, fault: Fault, rank: int, random: Random) -> list[str]:
+        forget_failures(self.group)
+        before = self._epoch()
         begin = time.monotonic()
         done = fault.act(self.group, self.group.nodes[rank], random)
         acted = time.monotonic()
         if fault.notices:
             wait(lambda: self._epoch() not in (before, None), "a new epoch", BOUND_S)
         wait(self.group.ready, "ready again", BOUND_S)
-        problems = [] if fault.notices or self._epoch() == before else ["a fault was seen where there was none"]
         self.again.append(time.monotonic() - acted)
-        try:
-            self.group.answer()
-        except AssertionError as error:
-            problems.append(f"no answer: {error}")
-        problems += leaked(self.group, self.first)
-        self.failed += bool(problems)
-        say(
-            f"    {done}; {acted - begin:.1f} s; ready again {self.again[-1]:.1f} s after that: "
-            f"{'; '.join(problems) or 'ok'}"
-        )
+        say(f"    {done}; {acted - begin:.1f} s; ready again {self.again[-1]:.1f} s after that")
+        self.group.answer()
+        unneeded = [] if fault.notices or self._epoch() == before else ["a fault was seen where there was none"]
+        return unneeded + leaked(self.group, self.first)
+
+    def _rescue(self) -> None:
+        for node in self.group.nodes:
+            node.kill()
+            for switch in SWITCHES:
+                (node.node.folder / switch).unlink(missing_ok=True)
+            node.start()
+        wait(self.group.ready, "ready after every node was killed and started")
 
     def _epoch(self) -> tuple[str, int] | None:
         """Which epoch it is, of which head, when there is one that answers."""

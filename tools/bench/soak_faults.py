@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NODE_TIMEOUT_S = 3.0
 STALL_S = 15.0
 NOTICED_S = 60.0
+SWITCHES = ("stall", "fail-start", "die-loading", "exit", "orphan")  # of the fake engine, that are used here
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _orphan(group: LocalGroup, node: LocalNode, random: Random) -> str:
     wait(lambda: group.ready() and group.status()["epoch"] > before, "ready with an orphan")
     (node.node.folder / "orphan").unlink()
     os.kill(random.choice(engine_processes(node)), signal.SIGKILL)
+    wait(lambda: says_ready(group) != 200, "the second death is noticed", NOTICED_S)
     return "twice"
 
 
