@@ -207,3 +207,18 @@ def test_a_parents_ignored_sigchld_is_undone(node: Node) -> None:
         [sys.executable, "-c", code], env=node.environment({"SHIM": "sys.exit(7)"}), capture_output=True, check=False
     )
     assert done.returncode == 7
+
+
+def test_a_freeze_is_no_stop_signal() -> None:
+    code = (
+        "from stack_node import supervise; supervise.take_signals(); print('pauses', flush=True); supervise.pause(0.5)"
+    )
+    path = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=path, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.7)  # the pause is over meanwhile
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(30) == 0

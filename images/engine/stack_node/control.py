@@ -1,4 +1,4 @@
-"""Runs a node of a group: signals in the main thread, everything about the group on an asyncio loop in another.
+"""Runs a node of a group: signals in one thread, everything about the group on an asyncio loop in another.
 
 So a heartbeat waits for nobody: not for a log that nobody reads, not for an engine that dies slowly, not for
 a download.
@@ -7,6 +7,7 @@ a download.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import secrets
 import signal
@@ -90,6 +91,7 @@ class Control:
         self._model_path: str | None = None
         self._device_memory = devices.device_memory_used()  # before any engine of ours; None where it cannot be told
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = threading.Event()  # the loop runs
         self._finish = asyncio.Event()
         self._gone = threading.Event()
         self._participant: Participant | None = None
@@ -101,14 +103,24 @@ class Control:
         """Be a node until a stop signal; False when it ended by a fault of this program."""
         thread = threading.Thread(target=self._run_loop, name="control")
         thread.start()
-        while thread.is_alive():
-            received = signal.sigtimedwait(supervise.STOP_SIGNALS, LOOK_EVERY_S)
-            if received is not None and self._loop is not None:
-                self._say(f"{signal.Signals(received.si_signo).name} received")
-                self._loop.call_soon_threadsafe(self._stop_asked)
+        threading.Thread(target=self._take_signals, daemon=True, name="signals").start()
         thread.join()
         health.remove()
         return self._failure is None
+
+    def _take_signals(self) -> None:
+        """Pass stop signals on, for ever; those that come before there is a loop wait for it.
+
+        Not with sigtimedwait: after a freeze (SIGCONT, docker unpause) Python's makes up a signal that nobody sent.
+        """
+        self._begun.wait()
+        while True:
+            name = signal.Signals(signal.sigwait(supervise.STOP_SIGNALS)).name
+            self._say(f"{name} received")
+            loop = self._loop
+            if loop is not None:
+                with contextlib.suppress(RuntimeError):  # it has just ended, and so does this node
+                    loop.call_soon_threadsafe(self._stop_asked)
 
     # --- on the control loop
 
@@ -127,6 +139,7 @@ class Control:
 
     async def _live(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._begun.set()
         self._loop.set_exception_handler(
             lambda _, context: self._say_fault(context.get("exception"), context["message"])
         )

@@ -54,7 +54,9 @@ def take_signals() -> None:
 
 def pause(seconds: float) -> None:
     """Sleep; raises StopRequestedError as soon as a stop signal comes."""
-    if signal.sigtimedwait(STOP_SIGNALS, seconds) is not None:
+    received = signal.sigtimedwait(STOP_SIGNALS, seconds)
+    # After a freeze (SIGCONT, docker unpause) Python's sigtimedwait may make up a signal with any number.
+    if received is not None and received.si_signo in STOP_SIGNALS:
         raise StopRequestedError
 
 
