@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -218,6 +219,8 @@ def test_a_freeze_is_no_stop_signal() -> None:
     with subprocess.Popen(command, env=path, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stdout.readline()
+        state = Path(f"/proc/{process.pid}/stat")
+        wait_until(lambda: ") S " in state.read_text(), "it sleeps")
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.7)  # the pause is over meanwhile
         process.send_signal(signal.SIGCONT)
