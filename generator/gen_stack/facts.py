@@ -30,6 +30,7 @@ KNOWN_TYPES = frozenset(
 _TEXT_CONFIGS = ("text_config", "language_config", "llm_config")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_EXPERT_WIDTH_KEYS = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
 _PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 _KV_HEAD_KEYS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 _OTHER_MIXERS = ("hybrid_override_pattern", "compress_ratios", "linear_attn_config", "mamba_d_state", "ssm_cfg")
@@ -150,11 +151,18 @@ def facts_of(config: Mapping[str, Any], index: Mapping[str, Any] | None = None) 
     wrong = [key for key in ("hidden_size", "num_hidden_layers", "num_attention_heads") if not _size(text, key)]
     if wrong:
         raise UnknownModelError(f"it has no number above zero for {', '.join(wrong)}")
+    if _first(text, _EXPERT_KEYS) and not _first(text, _EXPERT_WIDTH_KEYS):
+        raise UnknownModelError(f"it has experts and no number above zero for {_EXPERT_WIDTH_KEYS[0]}")
+    if not _head_size(text):
+        raise UnknownModelError("its hidden_size is smaller than its num_attention_heads")
     model_type = str(text.get("model_type") or config.get("model_type") or "unknown")
     architectures = config.get("architectures") or text.get("architectures") or [model_type]
     mla = _mla(text)
     experts = _experts(text, model_type)
     layers = _layers(text, model_type, mla, experts)
+    net = _delta_net(text)
+    if net is None and any(layer.attention == "linear" for layer in layers):
+        raise UnknownModelError("it has linear attention without the sizes of a gated delta net")
     total, extras = _checkpoint(index, len(layers))
     return ModelFacts(
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else model_type,
@@ -167,7 +175,7 @@ def facts_of(config: Mapping[str, Any], index: Mapping[str, Any] | None = None) 
         layers=layers,
         experts=experts,
         mla=mla,
-        delta_net=_delta_net(text),
+        delta_net=net,
         window=_window(text),
         dtype=_dtype(config, text),
         quantization=quantization_of(config, text),
@@ -227,8 +235,7 @@ def _experts(text: Mapping[str, Any], model_type: str) -> Experts | None:
     count = _first(text, _EXPERT_KEYS)
     if not count or text.get("enable_moe_block") is False:
         return None
-    width = _size(text, "moe_intermediate_size") or _size(text, "expert_intermediate_size")
-    width = width or _size(text, "intermediate_size") or 0
+    width = _first(text, _EXPERT_WIDTH_KEYS) or 0
     shared = _size(text, "shared_expert_intermediate_size") or width * (_size(text, "n_shared_experts") or 0)
     if model_type == "llama4_text":  # one shared expert as wide as a routed one
         shared = width
@@ -311,7 +318,7 @@ def _context(text: Mapping[str, Any], model_type: str) -> int | None:
     if not found:
         return None
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
+    kind = str(scaling.get("rope_type", scaling.get("type", "default"))) if isinstance(scaling, dict) else "default"
     factor = scaling.get("factor", 1) if isinstance(scaling, dict) and kind not in _SCALED_ALREADY else 1
     if "gemma3" in model_type or not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
         factor = 1
@@ -338,7 +345,7 @@ def _vision(config: Mapping[str, Any]) -> Vision | None:
         return None
     ratio = tower.get("mlp_ratio", 4)
     wide = _first(tower, ("intermediate_size", "vt_intermediate_size"))
-    return Vision(layers, hidden, wide or int(hidden * (ratio if isinstance(ratio, int | float) else 4)))
+    return Vision(layers, hidden, wide or int(hidden * (ratio if isinstance(ratio, int | float) and ratio > 0 else 4)))
 
 
 def _checkpoint(index: Mapping[str, Any] | None, layers: int) -> tuple[int | None, bool]:

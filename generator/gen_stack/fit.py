@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from gen_stack.divisibility import obstacles
 from gen_stack.gpus import gpu_key, memory_of, one_group, smallest
 from gen_stack.memory import MemoryPlan, estimate
 from gen_stack.options import GIB, Options, options_of
 from gen_stack.owned import canonical_flag
-from gen_stack.parallel import choose
+from gen_stack.parallel import choose, smallest_node
 from gen_stack.problems import Problem
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ def better(spec: Spec, facts: ModelFacts, sizes: Parallelism) -> Iterator[str]:
         return
     alone = spec.model_copy(update={"nodes": spec.nodes[:1], "groups": None, "replicas": 1})
     split, _ = choose(alone, facts)
+    if any(obstacles(facts, split, smallest_node(alone))):
+        return
     plan = memory_plan(alone, facts, split)
     if plan is not None and plan.total is not None and plan.margin > THIN * plan.total:
         count = len(spec.nodes)

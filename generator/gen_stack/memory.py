@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 GRAPHS = 0.4 * GIB
 """CUDA graphs: public logs of this accounting say 0.08 to 0.69 GiB, without a rule that would tell them apart."""
 
+CPU_BLOCK = 128
+"""Tokens of a block on the CPU engine; its latent attention has the usual 16 (`platforms/cpu.py`)."""
+
 SAMPLER_BYTES = 16
 """Bytes for each number of the profiled sampler's logits (requests times vocabulary): twice bfloat16 while gathered,
 then float32 logits, probabilities and random numbers (`_dummy_sampler_run` of `gpu_model_runner.py`)."""
@@ -99,7 +102,7 @@ def estimate(
     cache = CacheOptions(
         dtype=dtype,
         kv_dtype=options.kv_dtype,
-        block_size=options.block_size,
+        block_size=options.block_size or (CPU_BLOCK if device == "cpu" and not facts.mla else None),
         prefix_caching=options.prefix_caching,
         in_flight_tokens=(sizes.pipeline + 1) * batch,
         context_parallel=options.context_parallel,

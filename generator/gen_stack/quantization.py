@@ -109,16 +109,26 @@ def quantization_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Quant
     return Quantization(method, schemes, names, method == "mxfp4", bits if isinstance(bits, int) else None)
 
 
+def _whole(value: object) -> int | None:
+    """Take a whole number above zero, and nothing else that a config may hold."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
+
+
+def _square(value: object) -> tuple[int, int] | None:
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    rows, columns = _whole(value[0]), _whole(value[1])
+    return (rows, columns) if rows and columns else None
+
+
 def _plain(method: str, given: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], Scheme], ...]:
     bits, group = given.get("bits", given.get("w_bit", 4)), given.get("group_size", given.get("q_group_size", 128))
-    bits = bits if isinstance(bits, int) and 1 < bits <= 8 else 4
-    group = group if isinstance(group, int) and group > 0 else None
-    block = given.get("weight_block_size")
+    bits, group = _whole(bits) or 4, _whole(group)
+    bits = bits if bits <= 8 else 4
     algorithm = str(given.get("quant_algo", "")).upper()
     scheme = None
     if method in {"fp8", "fbgemm-fp8"} or algorithm.startswith("FP8"):
-        square = (block[0], block[1]) if isinstance(block, list) and len(block) == 2 and all(block) else None
-        scheme = Scheme(8, block=square)
+        scheme = Scheme(8, block=_square(given.get("weight_block_size")))
     elif method == "mxfp4":
         scheme = Scheme(4, 8, 32)
     elif "NVFP4" in algorithm:
@@ -135,12 +145,11 @@ def _grouped(given: Mapping[str, Any]) -> tuple[tuple[tuple[str, ...], Scheme], 
     schemes: list[tuple[tuple[str, ...], Scheme]] = []
     for group in given["config_groups"].values():
         weights = group.get("weights") if isinstance(group, dict) else None
-        if not isinstance(weights, dict) or not isinstance(weights.get("num_bits"), int):
+        bits = _whole(weights.get("num_bits")) if isinstance(weights, dict) else None
+        if not isinstance(weights, dict) or bits is None or bits > 16:
             continue
-        bits, size = weights["num_bits"], weights.get("group_size")
-        size = size if isinstance(size, int) and size > 0 else None
-        block = weights.get("block_structure")
-        square = (block[0], block[1]) if isinstance(block, list) and len(block) == 2 and all(block) else None
+        size = _whole(weights.get("group_size"))
+        square = _square(weights.get("block_structure"))
         scheme = Scheme(bits, 8 if weights.get("type") == "float" else 16, size, square)
         targets = group.get("targets") if isinstance(group.get("targets"), list) else []
         everything = any(str(one) == "Linear" for one in targets)

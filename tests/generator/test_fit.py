@@ -106,7 +106,7 @@ def test_the_cpu_engine_says_its_cache_itself() -> None:
     text = spec(ONE.replace(", gpus: 8", ""), "engine: {device: cpu, env: {VLLM_CPU_KVCACHE_SPACE: 1}}\n")
     plan = plan_of(text, config)
     assert plan.memory is not None
-    assert plan.memory.kv_tokens == 2**30 // (28 * 8 * 256 * 2 * 16) * 16
+    assert plan.memory.kv_tokens == 2**30 // (28 * 8 * 256 * 2 * 128) * 128
 
 
 def test_a_length_left_to_the_engine() -> None:

@@ -72,6 +72,39 @@ def test_the_cache_of_an_older_log(name: str, off: float) -> None:
     assert plan.tightest.cache / GIB == pytest.approx(LOGS[name]["available_kv_cache_gib"], rel=off)
 
 
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "weights", "tokens"),
+    [
+        (1, 1, [269_030_016], 46_592),
+        (3, 1, [89_723_520], 139_776),
+        (1, 2, [162_825_984, 162_827_136], 93_184),
+        (1, 3, [127_425_024, 70_801_920, 127_426_176], 139_776),
+    ],
+)
+def test_the_real_engine_on_cpus(tensor: int, pipeline: int, weights: list[int], tokens: int) -> None:
+    """Measured with vLLM 0.32.0 on CPUs as `docs/planning.md` says: bytes of parameters of each rank, cache tokens."""
+    options = Options(max_model_len=2048, kv_bytes=GIB, dtype="bfloat16")
+    plan = estimate(facts_of(SMOLLM2), options, Parallelism(tensor, pipeline, 1, False), None, "cpu")
+    assert plan is not None
+    assert [stage.weights for stage in plan.stages] == weights
+    assert plan.kv_tokens == tokens
+
+
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
