@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
 import threading
 import time
@@ -128,6 +129,8 @@ def _arguments(argv: Sequence[str]) -> list[Wanted]:
 def _end_with_parent(repositories: list[Repository]) -> None:
     while os.read(0, 4096):
         pass
+    # No thread begins another file while those that are there are removed.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     for repository in repositories:
         repository.drop_own()
     os._exit(0)

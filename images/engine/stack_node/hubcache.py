@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PARTIAL = re.compile(r"(?P<etag>.+?)(?P<own>\.[0-9a-f]{8})?\.incomplete")
 _QUIET_S = 120.0  # whoever writes a file writes more often, or has given up: the hub's time-out is 10 s
+_MOST_FILES = 4096  # that a process which fetches has open; a few dozen in truth
 MAIN = "main"
 
 
@@ -110,9 +111,12 @@ class Repository:
                     os.unlink(entry)  # noqa: PTH108 - an os.DirEntry
 
     def drop_own(self) -> None:
-        """Remove what this process itself is fetching, before it ends; what can be resumed stays."""
-        blobs = str(self._blobs.resolve())
-        for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        """Remove what this process itself is fetching, before it ends; what can be resumed stays.
+
+        Works in a process that may open no more files.
+        """
+        blobs = os.path.realpath(self._blobs)
+        for fd in range(_MOST_FILES):
             with contextlib.suppress(OSError):
                 path = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
                 match = _PARTIAL.fullmatch(os.path.basename(path))  # noqa: PTH119
