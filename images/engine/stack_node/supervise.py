@@ -1,6 +1,6 @@
 """Runs one engine and leaves nothing of it behind, as PID 1 or as anybody's child.
 
-The signals that matter are blocked in every thread and taken one by one with sigtimedwait(2): no handler runs between
+The signals that matter are blocked in every thread and taken one by one: no handler runs between
 two lines, and PID 1, for which the kernel drops signals without a handler, gets them all. As a child subreaper this
 process inherits whatever the engine's tree orphans, also from sessions of their own, so the tree under it is all there
 is to end.
@@ -54,10 +54,23 @@ def take_signals() -> None:
 
 def pause(seconds: float) -> None:
     """Sleep; raises StopRequestedError as soon as a stop signal comes."""
-    received = signal.sigtimedwait(STOP_SIGNALS, seconds)
-    # After a freeze (SIGCONT, docker unpause) Python's sigtimedwait may make up a signal with any number.
-    if received is not None and received.si_signo in STOP_SIGNALS:
+    if _next_signal(STOP_SIGNALS, seconds) is not None:
         raise StopRequestedError
+
+
+def _next_signal(signals: frozenset[signal.Signals], seconds: float) -> signal.Signals | None:
+    """Take one of these blocked signals; None when there is none for so long.
+
+    Only a sigtimedwait that does not wait is safe: when a freeze (SIGCONT, docker unpause) outlasts the wait, Python's
+    returns a signal that nobody sent, with whatever number its uninitialised memory holds.
+    """
+    deadline = time.monotonic() + seconds
+    while (received := signal.sigtimedwait(signals, 0)) is None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(left, _POLL_S))
+    return signal.Signals(received.si_signo)
 
 
 def become_subreaper() -> None:
@@ -117,9 +130,9 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         if self._deadline is not None:
             seconds = max(0.0, min(seconds, self._deadline - time.monotonic()))
-        received = signal.sigtimedwait(_WAITED, seconds)
-        if received is not None and received.si_signo in STOP_SIGNALS:
-            self._stop(signal.Signals(received.si_signo).name)
+        received = _next_signal(_WAITED, seconds)
+        if received in STOP_SIGNALS:
+            self._stop(received.name)
         self._reap()
 
     def _stop(self, name: str) -> None:
