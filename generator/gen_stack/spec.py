@@ -407,7 +407,7 @@ class Spec(_Part):
         _AlsoInSchema("string"),
         Field(description="A hub id or an absolute path, or a mapping."),
     ]
-    nodes: Annotated[list[Node], Field(min_length=1, max_length=256, description="The hosts; the first is the head.")]
+    nodes: Annotated[list[Node], Field(min_length=1, max_length=1024, description="The hosts; the first is the head.")]
     gpu: Section[Gpu] = Gpu()
     parallelism: Section[Parallelism] = Parallelism()
     engine: Section[Engine] = Engine()

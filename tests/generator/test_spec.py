@@ -272,11 +272,11 @@ def test_a_wrong_section_is_named_with_the_rule_and_the_fix(tail: str, expected:
     assert expected in error(f"{TWO}{tail}\n")
 
 
-def test_a_stack_has_1_to_256_nodes() -> None:
+def test_a_stack_has_1_to_1024_nodes() -> None:
     many = "name: t\nmodel: /m\nnodes:\n" + "".join(
-        f"  - {{name: n{i}, address: 10.0.{i // 250}.{i % 250 + 1}, gpus: 1}}\n" for i in range(257)
+        f"  - {{name: n{i}, address: 10.0.{i // 250}.{i % 250 + 1}, gpus: 1}}\n" for i in range(1025)
     )
-    assert error(many).endswith("it must be a list of at most 256 items")
+    assert error(many).endswith("it must be a list of at most 1024 items")
     none = error("name: t\nmodel: /m\nnodes: []\n")
     assert none == "spec.yaml:3: nodes: [] is not allowed; it must be a list with at least one item"
 
