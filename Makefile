@@ -25,7 +25,7 @@ demo: $(READY) ## Start the demo stack on this machine and ask it a question
 check: lint unit ## Lint, types, unit tests; under a minute
 
 test: check ## Every test: units, lab hosts, the real engine with a real model
-	$(BIN)/python -m pytest tests -m lab -v --durations=0 --durations-min=20
+	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke)" -v --durations=0 --durations-min=20
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -37,7 +37,7 @@ lint: $(READY)
 	else echo "dclint: not run, since there is no Node.js here"; fi
 
 unit: $(READY)
-	$(BIN)/python -m pytest tests -m "not lab" -n 2 -q
+	$(BIN)/python -m pytest tests -m "not lab and not slow" -n 2 -q
 
 generated: $(READY) ## Write the reference stacks, the golden files and the documents that are generated
 	$(BIN)/python -m tests.generator.regenerate

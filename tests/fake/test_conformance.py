@@ -1,6 +1,6 @@
 """The fake engine behaves as the real one does, wherever the supervisor looks: one suite for both.
 
-`-m "not lab"` is the fake one, in half a minute; the real one (marks lab and faults) needs a minute a test.
+`-m slow` is the fake one, in half a minute; the real one (marks lab and faults) needs a minute a test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REAL = pytest.param("real", marks=[pytest.mark.lab, pytest.mark.faults, pytest.mark.timeout(900)])
 
 
-@pytest.fixture(params=["fake", REAL])
+@pytest.fixture(params=[pytest.param("fake", marks=pytest.mark.slow), REAL])
 def group(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeGroup | RealGroup]:
     """Two ranks, not started."""
     made = FakeGroup(tmp_path) if request.param == "fake" else RealGroup(request.getfixturevalue("real_lab"))

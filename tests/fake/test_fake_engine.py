@@ -9,8 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fake.conftest import COMMAND, FakeGroup, http, soon, tree
 from tests.fake.fakevllm import cli
+
+pytestmark = pytest.mark.slow
 
 
 def test_flags_are_read_in_every_spelling_and_unknown_ones_ignored() -> None:

@@ -6,11 +6,16 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.node.conftest import wait_until
 from tests.node.local_group import TOKEN, LocalGroup, cleaned_up, http, local_group
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+pytestmark = pytest.mark.slow
 
 
 def test_three_nodes_become_ready_answer_and_stop_without_a_trace(tmp_path: Path) -> None:

@@ -620,6 +620,7 @@ def test_a_node_never_waits_for_a_head_that_does_not_read() -> None:
     run(test)
 
 
+@pytest.mark.slow
 def test_two_thousand_half_open_connections_are_bounded_and_gone_in_time_and_a_member_joins_meanwhile() -> None:
     request = b"GET /control HTTP/1.1\r\nHost: x\r\n"
     openings = [

@@ -24,6 +24,8 @@ from tests.node.conftest import Node, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 NOTICED_S = 0.2
 SLACK_S = 0.8  # for the scheduler of a busy machine
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.node.conftest import Node
 
+pytestmark = pytest.mark.slow
+
 HOLD = "import signal; signal.pause()"
 DISTRIBUTED = ["--distributed-executor-backend=mp"] + [
     f"--{kind}distributed-timeout-seconds=86400" for kind in ("", "cpu-")

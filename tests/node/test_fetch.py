@@ -21,6 +21,8 @@ from tests.node.hub import Hub, Model, sharded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 MODEL = "org/model"
 TOKEN = "hub-secret-token"
 SHARD = "model-00002-of-00003.safetensors"

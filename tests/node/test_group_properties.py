@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,8 +69,7 @@ def test_a_group_that_used_its_budget_up_comes_back_by_itself_within_its_rare_at
     assert simulation.run_until(lambda: simulation.ready, 2 * 3600), simulation.said[-20:]
 
 
-@given(st.integers(0, 4), st.integers(0, 2))
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize(("budget", "rank"), [(0, 2), (3, 0)])
 def test_an_engine_that_always_fails_is_tried_max_restarts_times_and_then_rarely(budget: int, rank: int) -> None:
     simulation = Simulation(replace(SETTINGS, max_restarts=budget))
     simulation.nodes[rank].fails_to_start = 10**6
@@ -79,9 +79,9 @@ def test_an_engine_that_always_fails_is_tried_max_restarts_times_and_then_rarely
     simulation.said.clear()
     simulation.run(280)
     assert simulation.said == []
-    simulation.run(8 * 3600)
+    simulation.run(2 * 3600)
     starts = sum("all 3 nodes start the engine" in line for line in simulation.said)
-    assert 5 <= starts <= 13
+    assert 3 <= starts <= 5  # after 5, 15, 35 and 75 minutes
     simulation.nodes[rank].fails_to_start = 0
     assert simulation.run_until(lambda: simulation.ready, 3700)
     simulation.run(700)

@@ -20,6 +20,8 @@ from tests.node.conftest import SCRIPT, wait_until
 if TYPE_CHECKING:
     from tests.node.conftest import Node
 
+pytestmark = pytest.mark.slow
+
 HOLD = "import signal; signal.pause()"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
 

@@ -28,6 +28,8 @@ from tests.node.hub import Hub, Model, safetensors, sharded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.slow
+
 MODEL = "org/model"
 SHARD = "model-00002-of-00003.safetensors"
 

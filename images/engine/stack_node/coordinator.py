@@ -32,6 +32,7 @@ GAUGES_EVERY_S = 5.0
 GAUGES_EVERY_DRAINING_S = 0.25
 MEETING_EVERY_S = 1.0
 PROBE_AGAIN_S = 1.0
+SAVE_S = 2.0  # for the disk to take the last state when this node ends
 FOREVER_S = 1e9  # the group decides when a request of ours is overdue
 
 
@@ -66,6 +67,7 @@ class Coordinator:
         self._used_ports: list[int] = []
         self._drains = asyncio.Event()
         self._saving = asyncio.Lock()
+        self._saves: set[asyncio.Task[None]] = set()
         self._refusals: dict[str, float] = {}  # what was said of late, and when
         saved, problem = statefile.load(self._path)
         if problem:
@@ -100,8 +102,10 @@ class Coordinator:
     async def close(self) -> None:
         """End everything that `run` and the actions have begun."""
         self._unwatch()
-        for task in self._tasks:
+        for task in self._tasks - self._saves:
             task.cancel()
+        if self._saves & self._tasks:
+            await asyncio.wait(self._saves & self._tasks, timeout=SAVE_S)
         await self._server.close()
         await self._api.close()
 
@@ -184,7 +188,7 @@ class Coordinator:
                 self._watching.append(self._task(self._probe(epoch)))
             case ev.Save(failures, retries, last_fault):
                 state = statefile.State(failures=failures, last_fault=last_fault, retries=retries)
-                self._task(self._save(state))
+                self._saves.add(self._task(self._save(state)))
             case ev.Exit():
                 self._finished()
             case _:
@@ -194,6 +198,7 @@ class Coordinator:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._saves.discard)
         return task
 
     def _unwatch(self) -> None:
