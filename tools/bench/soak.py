@@ -6,11 +6,13 @@ The same seed gives the same faults on the same ranks; the moments differ by wha
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.node.local_group import http
 from tools.bench.figures import Figure, spread
 from tools.bench.leaks import leaked, look
 from tools.bench.local import forget_failures, ready_group, wait
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from tools.bench.soak_faults import Fault
 
 BOUND_S = 60.0
+BUSY = 0.5  # so many of the faults come while a request runs
+LONG = 200  # tokens of that request: some seconds
 SETTLE_S = 3.0
 
 
@@ -80,6 +84,9 @@ class Soak:
     def _happen(self, fault: Fault, rank: int, random: Random) -> list[str]:
         forget_failures(self.group)
         before = self._epoch()
+        if busy := random.random() < BUSY:
+            threading.Thread(target=_occupy, args=(self.group,), daemon=True).start()
+            time.sleep(random.random())
         begin = time.monotonic()
         done = fault.act(self.group, self.group.nodes[rank], random)
         acted = time.monotonic()
@@ -87,7 +94,8 @@ class Soak:
             wait(lambda: self._epoch() not in (before, None), "a new epoch", BOUND_S)
         wait(self.group.ready, "ready again", BOUND_S)
         self.again.append(time.monotonic() - acted)
-        say(f"    {done}; {acted - begin:.1f} s; ready again {self.again[-1]:.1f} s after that")
+        load = "with a request running; " if busy else ""
+        say(f"    {load}{done}; {acted - begin:.1f} s; ready again {self.again[-1]:.1f} s after that")
         self.group.answer()
         unneeded = [] if fault.notices or self._epoch() == before else ["a fault was seen where there was none"]
         return unneeded + leaked(self.group, self.first)
@@ -109,9 +117,14 @@ class Soak:
         return status["instance"], status["epoch"]
 
 
+def _occupy(group: LocalGroup) -> None:
+    """Ask for a long completion; what becomes of it is the fault's affair."""
+    http(f"{group.api}/v1/completions", {"model": "/", "prompt": "Hi", "max_tokens": LONG})
+
+
 def _figures(soak: Soak, first: Look, last: Look, *, clean: bool) -> list[Figure]:
     total = sum(soak.kinds.values())
-    kinds = ", ".join(f"{name} {count}" for name, count in sorted(soak.kinds.items()))
+    kinds = ", ".join(f"{count} x {name}" for name, count in sorted(soak.kinds.items()))
     ranks = sorted(first.files)
 
     def each(what: dict[int, int]) -> str:
@@ -119,12 +132,8 @@ def _figures(soak: Soak, first: Look, last: Look, *, clean: bool) -> list[Figure
 
     memory = {rank: f"{first.memory[rank] / MIB:.1f} → {last.memory[rank] / MIB:.1f}" for rank in ranks}
     return [
-        Figure(
-            f"faults in a row: {kinds}",
-            f"{total - soak.failed} passed, {soak.failed} failed",
-            "all pass",
-            not soak.failed,
-        ),
+        Figure("faults in a row", f"{total - soak.failed} passed, {soak.failed} failed", "all pass", not soak.failed),
+        Figure("of these", kinds),
         Figure(
             "from the end of the fault until ready again",
             spread(soak.again),
