@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.harness import API, CONTROL, MASTER
+from tests.faults.harness import API, CONTROL, DOCKERD, MASTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,10 +87,31 @@ def deaf(group: Group, rank: int, to: list[int]) -> Undo:
     return lambda: group.unblock(rank)
 
 
-def slow(group: Group, rank: int, netem: str) -> Undo:
-    """A bad network, in tc-netem's words."""
-    group.host(rank).degrade(*netem.split())
-    return group.host(rank).heal
+def lossy(group: Group, rank: int, percent: int) -> Undo:
+    """So many of a hundred packets that come to the rank's host are lost."""
+    group.block(rank, "-i", "eth0", "-m", "statistic", "--mode", "random", "--probability", str(percent / 100))
+    return lambda: group.unblock(rank)
+
+
+def unread_logs(group: Group, rank: int, _: Any) -> Undo:
+    """The engine logs megabytes a second, and Docker's engine, which reads its log, stands still."""
+    group.switch(rank, "flood")
+    group.freeze(rank, DOCKERD)
+
+    def undo() -> None:
+        group.clear(rank, "flood")
+        group.freeze(rank, DOCKERD, thaw=True)
+
+    return undo
+
+
+def full_disk(group: Group, rank: int, folder: str) -> Undo:
+    """A folder of the rank's container is on a disk without space, until the container is made anew."""
+    pid = group.host(rank).docker("inspect", "-f", "{{.State.Pid}}", group.container(rank)).strip()
+    enter = ["nsenter", "-t", pid, "-m", "--"]
+    group.host(rank).sh([*enter, "mount", "-t", "tmpfs", "-o", "size=4k", "full", folder], user=None)
+    group.host(rank).sh([*enter, "sh", "-c", f"head -c 4096 /dev/zero > {folder}/full"], user=None)
+    return None
 
 
 def terminate(group: Group, rank: int, title: str) -> Undo:
@@ -125,7 +146,9 @@ ACTIONS: dict[str, Action] = {
         cut,
         unplug,
         deaf,
-        slow,
+        lossy,
+        unread_logs,
+        full_disk,
         terminate,
         take_port,
         nothing,

@@ -1,38 +1,29 @@
-"""The group for the rows of the matrix, and the table at the end."""
+"""The groups for the rows of the matrix, and the table at the end."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.faults.harness import FAKE, HERE, Group, write_model
+from tests.faults.table import Result, closing, save, table
 from tests.lab import images
 from tests.lab.fixtures import Hosts, Stack, lab_session
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
+from tools.model import NAME, ensure_model
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from tests.lab.lab import Lab
-
-
-@dataclass
-class Result:
-    """One row of the table."""
-
-    id: str
-    passed: bool
-    detected: float | None = None
-    again: float | None = None
-    said: str = ""
-
 
 RESULTS: list[Result] = []
 
@@ -42,7 +33,7 @@ def fault_lab() -> Iterator[Lab]:
     """Three hosts with the engine's image."""
     with lab_session(Hosts(3)) as lab:
         if images.image_id(lab.root / "images/docker", TAG) is not None:
-            lab.share_image(TAG)  # only its Python is needed: any build will do
+            lab.share_image(TAG)  # an image that an earlier run left is good enough: what is tested is on top of it
         else:
             with docker_here() as docker:
                 ensure_engine_image()
@@ -50,25 +41,35 @@ def fault_lab() -> Iterator[Lab]:
         yield lab
 
 
+def place(lab: Lab, folder: Path, spec: str, *, fake: bool) -> Group:
+    """Bring the generated folders of a spec to the hosts and build their images; nothing is started."""
+    text = (HERE / spec).read_text().replace("10.77.0.", lab.host(1).address.rpartition(".")[0] + ".")
+    (folder / "spec.yaml").write_text(text)
+    out = folder / "generated"
+    command = [sys.executable, "-m", "gen_stack", str(folder / "spec.yaml"), "-o", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    nodes = []
+    for number in range(1, len(list(out.glob("lab*"))) + 1):
+        host = lab.host(number)
+        host.mkdir("/srv/fake")
+        if fake:
+            shutil.copy(HERE / "compose.override.yaml", out / f"lab{number}" / "compose.override.yaml")
+        nodes.append(Stack(host, host.put(out / f"lab{number}", f"{folder.name}-lab{number}")))
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(lambda node: node.compose("build"), nodes))
+    return Group(lab, nodes, (out / "lab1/secrets/group_token").read_text().strip())
+
+
 @pytest.fixture(scope="session")
 def placed(fault_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Group:
-    """The generated folders on the hosts, images built; nothing started."""
+    """The group of the fake engine, on its hosts, not started."""
     folder = tmp_path_factory.mktemp("faults")
-    out = folder / "generated"
-    subprocess.run([sys.executable, "-m", "gen_stack", HERE / "spec.yaml", "-o", out], check=True, capture_output=True)
     model = write_model(folder / "small")
     engine = shutil.copytree(FAKE, folder / "fake", ignore=shutil.ignore_patterns("__pycache__", "*.md"))
-    nodes = []
-    for number in (1, 2, 3):
-        host = fault_lab.host(number)
-        host.place(model, "/srv/models/small")
-        host.place(engine, "/srv/fake-engine")
-        host.mkdir("/srv/fake")
-        shutil.copy(HERE / "compose.override.yaml", out / f"lab{number}" / "compose.override.yaml")
-        nodes.append(Stack(host, host.put(out / f"lab{number}", f"lab{number}")))
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda node: node.compose("build"), nodes))
-    return Group(fault_lab, nodes, (out / "lab1/secrets/group_token").read_text().strip())
+    for number in fault_lab.numbers():
+        fault_lab.host(number).place(model, "/srv/models/small")
+        fault_lab.host(number).place(engine, "/srv/fake-engine")
+    return place(fault_lab, folder, "spec.yaml", fake=True)
 
 
 @pytest.fixture
@@ -81,33 +82,36 @@ def group(placed: Group) -> Iterator[Group]:
         placed.down()
 
 
+@pytest.fixture(scope="session")
+def real_placed(fault_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """The group of the real engine and the real model; one row finds it as the row before has left it."""
+    with docker_here():
+        model = ensure_model(tmp_path_factory.mktemp("models"))
+    for number in fault_lab.numbers():
+        if not fault_lab.host(number).path(f"/srv/models/{NAME}").exists():
+            fault_lab.host(number).place(model, f"/srv/models/{NAME}")
+    group = place(fault_lab, tmp_path_factory.mktemp("real"), "real.yaml", fake=False)
+    group.model = f"/srv/models/{NAME}"
+    try:
+        yield group
+    finally:
+        group.down()
+
+
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Iterator[Result]:
     """The row's line of the table."""
-    result = Result(request.node.callspec.id, passed=False)
+    result = Result(request.node.callspec.id, load=os.getloadavg()[0])
     RESULTS.append(result)
     yield result
-    call = getattr(request.node, "outcome_of_call", None)
-    result.passed = call == "passed"
+    result.passed = getattr(request.node, "outcome_of_call", None) == "passed"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table: what was seen of every row."""
-    if not RESULTS:
-        return
-
-    def seconds(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1f} s"
-
-    write = terminalreporter.write_line
-    write("")
-    write("| id | | detected after | ready again after | said |")
-    write("|---|---|---|---|---|")
-    for row in RESULTS:
-        mark = "ok" if row.passed else "FAILED"
-        write(f"| {row.id} | {mark} | {seconds(row.detected)} | {seconds(row.again)} | {row.said} |")
-    failed = sum(not row.passed for row in RESULTS)
-    write(f"\n{len(RESULTS) - failed} passed, {failed} failed")
+    """Print the table of what was seen, and keep it for docs/faults.md."""
+    if RESULTS:
+        save(RESULTS)
+        terminalreporter.write_line(f"\n{table(RESULTS)}\n\n{closing(RESULTS)}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 FAKE = HERE.parent / "fake"
 MODEL = "/srv/models/small"
 CONTROL, API, MASTER = 29600, 8000, 29500
+DOCKERD = "...dockerd --config-file"
 
 
 def write_model(folder: Path) -> Path:
@@ -96,6 +97,7 @@ class Group:
     lab: Lab
     nodes: list[Stack]
     token: str
+    model: str = MODEL
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -107,20 +109,14 @@ class Group:
         """Start every node, with an empty state."""
         self._each(lambda node: node.up())
 
-    def fresh(self) -> None:
-        """Undo every fault and start anew with an empty state; returns when the group is ready."""
-        self.repair()
-        self._each(lambda node: node.compose("down", "-v", "--timeout", "3", check=False))
-        self.up()
-        assert soon(self.ready, 90), self.story()
-
     def repair(self) -> None:
         """Undo everything that a fault may have left."""
         for rank, node in enumerate(self.nodes):
             node.host.heal()
             if node.host.init_pid() is None:
                 node.host.boot()
-            elif not node.host.answers():
+            self.freeze(rank, DOCKERD, thaw=True)
+            if not node.host.answers():
                 node.host.start_engine()
             node.host.sh(["iptables", "-F", "INPUT"], user=None, check=False)
             for switch in node.host.path("/srv/fake").iterdir():
@@ -160,7 +156,7 @@ class Group:
 
     def ask(self, tokens: int = 3, timeout: float = 10) -> str | None:
         """A completion's finish reason, asked over the network; None when none came."""
-        body = json.dumps({"model": MODEL, "prompt": "one two", "max_tokens": tokens}).encode()
+        body = json.dumps({"model": self.model, "prompt": "one two", "max_tokens": tokens, "ignore_eos": True}).encode()
         url = f"http://{self.host(0).address}:{API}/v1/completions"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -203,7 +199,8 @@ class Group:
         """Send a signal to processes of a rank."""
         pids = self.pids(rank, title)
         assert pids, f"no {title} on rank {rank}: {self.processes(rank)}"
-        self.host(rank).sh(["kill", f"-{number.value}", *map(str, pids)], user=None)
+        # Some may end with the first of them.
+        self.host(rank).sh(["kill", f"-{number.value}", *map(str, pids)], user=None, check=False)
 
     def freeze(self, rank: int, title: str, *, thaw: bool = False) -> None:
         """Stop processes without ending them, or let them go on."""

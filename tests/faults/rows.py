@@ -12,9 +12,10 @@ DATA = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
 ROWS: list[dict[str, Any]] = [{**DATA["defaults"], **row} for row in DATA["rows"]]
 
 
-def chosen(expect: str) -> list[Any]:
-    """The rows with that expectation, as parameters."""
-    return [_parameter(row) for row in ROWS if row["expect"] == expect]
+def chosen(expect: str, layer: str | None = None) -> list[Any]:
+    """The rows with that expectation, as parameters; those of layer `real` only when asked for."""
+    layers = [layer] if layer else ["fake", "pure"]
+    return [_parameter(row) for row in ROWS if row["expect"] == expect and row["layer"] in layers]
 
 
 def one(name: str) -> pytest.MarkDecorator:

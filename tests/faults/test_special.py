@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 import yaml
 
 from tests.faults.actions import ACTIONS
-from tests.faults.harness import API, MASTER, soon
+from tests.faults.harness import API, CONTROL, MASTER, soon
 from tests.faults.rows import one, several
+from tests.faults.steps import START_S
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Result
     from tests.faults.harness import Group
+    from tests.faults.table import Result
 
 pytestmark = [pytest.mark.lab, pytest.mark.faults, pytest.mark.timeout(420)]
-START_S = 90.0
 Row = dict[str, Any]
 
 
@@ -282,3 +285,78 @@ def test_an_engine_that_ignores_sigterm_is_killed(row: Row, group: Group, record
     group.clear(0, "ignore-term")
     group.nodes[0].up()
     ready_again(group, record)
+
+
+@one("worker-node-killed-while-starting")
+def test_a_node_that_dies_while_starting_uses_the_budget_up(row: Row, group: Group, record: Result) -> None:
+    for rank in range(3):
+        group.switch(rank, "slow-load", 30)
+    group.up()
+    for _ in range(4):  # GEN_STACK_MAX_RESTARTS is 3
+        assert soon(lambda: group.status().get("phase") == "starting", 60), group.story()
+        assert soon(lambda: bool(group.pids(1, "VLLM::Worker")), 20)
+        undo = ACTIONS["docker"](group, 1, "kill")
+        assert soon(lambda: group.status().get("phase") != "starting", 5)
+        assert undo is not None
+        undo()
+    assert soon(lambda: group.status().get("phase") == "down", 20), group.story()
+    status = group.status()
+    assert (status["last_fault"]["kind"], status["last_fault"]["rank"]) == ("lost", 1)
+    record.said = status["sentence"]
+    for rank in range(3):
+        group.clear(rank, "slow-load")
+    group.nodes[0].compose("restart")
+    ready_again(group, record, 60 + START_S)
+
+
+@several("all-stopped-head-first", "all-stopped-workers-first", "all-down-head-last", "all-restarted-at-once")
+def test_any_order_of_stops_and_starts_ends_ready(row: Row, group: Group, record: Result) -> None:
+    group.up()
+    assert soon(group.ready, START_S), group.story()
+    word, orders = row["do"]
+    if word == "restart":
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda node: node.compose("restart"), group.nodes))
+    else:
+        for rank in orders["stop"]:
+            group.nodes[rank].compose(word)
+            assert not group.pids(rank, "VLLM::")
+        for rank in orders["start"]:
+            group.nodes[rank].up()
+    ready_again(group, record)
+    assert group.status()["failures"] == 0
+
+
+@one("newer-protocol")
+def test_a_newer_protocol_is_refused_and_both_versions_are_named(row: Row, group: Group, record: Result) -> None:
+    group.up()
+    assert soon(group.ready, START_S), group.story()
+    assert group.host(1).inside(lambda: asyncio.run(speak_version(group, 2))) == {"refused": "protocol"}
+    assert soon(lambda: "speaks version 2" in group.said(0, "1m"), 5), group.said(0, "1m")
+    [record.said, *_] = [line for line in group.said(0, "1m").splitlines() if "speaks version 2" in line]
+    assert "speaks version 1" in record.said
+    assert group.ready()
+
+
+async def speak_version(group: Group, version: int) -> Any:
+    """Join as a node of another version; what the head answers."""
+    url = f"http://{group.host(0).address}:{CONTROL}/control"
+    async with aiohttp.ClientSession() as session, session.ws_connect(url) as socket:
+        challenge = await socket.receive_json()
+        assert challenge["protocol"] == 1
+        join = {"protocol": version, "rank": 1, "what-this-version-does-not-know": True}
+        await socket.send_json({"join": join, "nonce": "0" * 32, "mac": ""})
+        return await socket.receive_json()
+
+
+@one("full-disk-of-the-state")
+def test_a_full_disk_is_said_and_the_group_heals_all_the_same(row: Row, group: Group, record: Result) -> None:
+    group.up()
+    assert soon(group.ready, START_S), group.story()
+    ACTIONS["full_disk"](group, 0, row["do"][1])
+    group.kill(1, "VLLM::Worker")
+    assert soon(lambda: not group.ready(), 2, 0.05)
+    ready_again(group, record)
+    assert soon(lambda: "cannot be saved" in group.said(0, "1m"), 5), group.said(0, "1m")
+    [record.said, *_] = [line for line in group.said(0, "1m").splitlines() if "cannot be saved" in line]
+    assert "No space left" in record.said

@@ -22,7 +22,8 @@ def run(settings: Settings) -> int:
     child = spawn(settings.worker_title, "worker", settings, other)
     try:
         if not own.recv(4096):  # the worker tells nothing but that it is ready
-            log("MainProcess", f"{settings.worker_title} failed to start", "ERROR")
+            log("MainProcess", "Exception: WorkerProc initialization failed due to an exception in a background "
+                "process. See stack trace for root cause.", "ERROR")  # fmt: skip
             child.wait()
             return 1
         log("MainProcess", "Launching vLLM in headless multiproc mode, with head node address "

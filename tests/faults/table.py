@@ -1,0 +1,90 @@
+"""What runs of the fault matrix have seen, kept in build/faults.json.
+
+`python -m tests.faults.table` writes it into docs/faults.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.faults.rows import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KEPT = REPOSITORY / "build/faults.json"
+PAGE = REPOSITORY / "docs/faults.md"
+BEGIN, END = "<!-- table: python -m tests.faults.table -->", "<!-- end -->"
+
+
+@dataclass
+class Result:
+    """One row of the table; times in seconds."""
+
+    id: str
+    passed: bool = False
+    detected: float | None = None
+    again: float | None = None
+    said: str = ""
+    load: float = 0.0  # the machine's load average when it began
+    day: str = field(default_factory=lambda: datetime.now(timezone.utc).date().isoformat())
+
+
+def save(results: Sequence[Result]) -> None:
+    """Keep results; those of other rows stay as they were."""
+    KEPT.parent.mkdir(exist_ok=True)
+    KEPT.write_text(json.dumps({**_kept(), **{one.id: asdict(one) for one in results}}, indent=1))
+
+
+def table(results: Sequence[Result]) -> str:
+    """The table in Markdown, in the order of faults.yaml."""
+    lines = ["| id | fault | layer | | detected after | ready again after | said |", "|---|---|---|---|---|---|---|"]
+    rows = {row["id"]: row for row in ROWS}
+    for one in sorted(results, key=lambda one: list(rows).index(one.id)):
+        row, mark = rows[one.id], "ok" if one.passed else "FAILED"
+        cells = [one.id, row["fault"], row["layer"], mark, _seconds(one.detected), _seconds(one.again), _cell(one.said)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def closing(results: Sequence[Result]) -> str:
+    """The last line."""
+    failed = sum(not one.passed for one in results)
+    return f"{len(results) - failed} passed, {failed} failed"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} s"
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"^\S+ +\| *", "", text).strip()  # compose's prefix
+    return text.replace("|", "\\|") if len(text) <= 160 else text[:159].replace("|", "\\|") + "…"
+
+
+def _kept() -> dict[str, dict[str, object]]:
+    return json.loads(KEPT.read_text()) if KEPT.exists() else {}
+
+
+def main() -> None:
+    """Write the kept results into the page."""
+    known = {row["id"] for row in ROWS}
+    results = [Result(**one) for name, one in _kept().items() if name in known]  # type: ignore[arg-type]
+    missing = [row["id"] for row in ROWS if row["id"] not in {one.id for one in results}]
+    days = sorted({one.day for one in results})
+    loads = sorted(one.load for one in results)
+    notes = f"Run on {' and '.join(days)}; load average of the two cores {loads[0]:.1f} to {loads[-1]:.1f}."
+    notes += f" Not run: {', '.join(missing)}." if missing else ""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{notes}\n\n{table(results)}\n\n{closing(results)}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
