@@ -1,8 +1,8 @@
 # make demo    an answer from a real model that three containers computed together
-# make test    every test, with the real engine on lab hosts; make check: the quick part of it
+# make test    every test, with the real engine on lab hosts; make check: the quick part of it; make faults: every fault
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint unit generated images lab-up lab-down bench clean
+.PHONY: help demo test check lint unit generated images faults lab-up lab-down bench clean
 
 PYTHON ?= python3
 HOSTS ?= 3
@@ -26,6 +26,9 @@ check: lint unit ## Lint, types, unit tests; under a minute
 
 test: check ## Every test: units, lab hosts, the real engine with a real model
 	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke)" -v --durations=0 --durations-min=20
+
+faults: check ## Every row of the fault matrix on lab hosts, the fake engine and the real one; about an hour
+	$(BIN)/python -m pytest tests/fake tests/faults -m faults -q
 
 lint: $(READY)
 	$(BIN)/ruff check .

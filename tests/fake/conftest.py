@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.lab.fixtures import Hosts, lab_session
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
 from tools.model import NAME, ensure_model
@@ -186,13 +185,13 @@ def fake(tmp_path: Path) -> Iterator[FakeGroup]:
 
 
 @pytest.fixture(scope="session")
-def real_lab() -> Iterator[Lab]:
-    """Two lab hosts with the real engine's image and the real model."""
-    with lab_session(Hosts(2)) as lab, tempfile.TemporaryDirectory() as folder:
-        with docker_here() as docker:
-            ensure_engine_image()
-            lab.load_image(TAG, source=[docker.client])
+def real_lab(lab: Lab) -> Lab:
+    """Lab hosts with the real engine's image and the real model."""
+    with docker_here() as docker, tempfile.TemporaryDirectory() as folder:
+        ensure_engine_image()
+        lab.load_image(TAG, source=[docker.client])
         model = ensure_model(Path(folder))
         for number in lab.numbers():
-            lab.host(number).place(model, f"/srv/models/{NAME}")
-        yield lab
+            if not lab.host(number).path(f"/srv/models/{NAME}").exists():
+                lab.host(number).place(model, f"/srv/models/{NAME}")
+    return lab

@@ -14,7 +14,7 @@ import pytest
 from tests.faults.harness import FAKE, HERE, Group, write_model
 from tests.faults.table import Result, closing, save, table
 from tests.lab import images
-from tests.lab.fixtures import Hosts, Stack, lab_session
+from tests.lab.fixtures import Stack
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
 from tools.model import NAME, ensure_model
@@ -29,16 +29,15 @@ RESULTS: list[Result] = []
 
 
 @pytest.fixture(scope="session")
-def fault_lab() -> Iterator[Lab]:
+def fault_lab(lab: Lab) -> Lab:
     """Three hosts with the engine's image."""
-    with lab_session(Hosts(3)) as lab:
-        if images.image_id(lab.root / "images/docker", TAG) is not None:
-            lab.share_image(TAG)  # an image that an earlier run left is good enough: what is tested is on top of it
-        else:
-            with docker_here() as docker:
-                ensure_engine_image()
-                lab.load_image(TAG, source=[docker.client])
-        yield lab
+    if images.image_id(lab.root / "images/docker", TAG) is not None:
+        lab.share_image(TAG)  # an image that an earlier run left is good enough: what is tested is on top of it
+    else:
+        with docker_here() as docker:
+            ensure_engine_image()
+            lab.load_image(TAG, source=[docker.client])
+    return lab
 
 
 def place(lab: Lab, folder: Path, spec: str, *, fake: bool) -> Group:
