@@ -13,7 +13,7 @@ from tools.bench.usage import command
 from tools.process import ToolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 PATIENCE_S = 90.0
 _LOOK_S = 0.01
@@ -21,12 +21,14 @@ _FAILURES = 2  # more would make the head rest between epochs, which is not what
 
 
 @contextlib.contextmanager
-def ready_group(**variables: str) -> Iterator[LocalGroup]:
-    """Three nodes that are ready; nothing of them is left afterwards."""
+def ready_group(prefix: Sequence[str] = (), **variables: str) -> Iterator[LocalGroup]:
+    """Three nodes that are ready, each started through `prefix`; nothing of them is left afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="gen-stack-bench-") as folder,
         cleaned_up(LocalGroup(Path(folder), variables=variables)) as group,
     ):
+        for node in group.nodes:
+            node.prefix.extend(prefix)
         group.start()
         wait(group.ready, "the group is ready")
         yield group
