@@ -18,6 +18,7 @@ FETCH_AGAIN_S = 60.0
 REMIND_S = 60.0
 LEAVE_S = 15.0  # on top of the drain, until a node that was asked to stop no longer waits for the head
 PROGRESS_S = 2.0
+LONGEST = 2000  # characters of a reason that the head is told; a message has a limit (channel.MAX_FRAME)
 
 
 class Engine(Enum):
@@ -176,7 +177,7 @@ class Member:
                 self.prepared, self.obstacle = True, ""
                 self._tell_state()
             case ev.WeightsFailed(reason, again):
-                self.obstacle = reason
+                self.obstacle = reason[:LONGEST]
                 if not again:
                     self._fetch_at = now + FETCH_AGAIN_S
                 self._remind(f"the weights cannot be had: {reason}", now)
