@@ -46,15 +46,13 @@ def below(what: str, value: float, limit: float, unit: str, digits: int = 1) -> 
 
 def all_below(what: str, values: Sequence[float], limit: float, unit: str = "s", digits: int = 2) -> Figure:
     """Values that all have to stay below a limit."""
-    return Figure(what, spread(values, unit, digits), f"under {limit:g} {unit}", max(values) < limit)
+    return Figure(what, spread(values, unit, digits), f"under {limit:g} {unit}".strip(), max(values) < limit)
 
 
 def spread(values: Sequence[float], unit: str = "s", digits: int = 2) -> str:
     """Median, number and extremes."""
-    return (
-        f"{statistics.median(values):.{digits}f} {unit} "
-        f"(median of {len(values)}; {min(values):.{digits}f} to {max(values):.{digits}f})"
-    )
+    median = f"{statistics.median(values):.{digits}f} {unit}".strip()
+    return f"{median} (median of {len(values)}; {min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def table(figures: Sequence[Figure]) -> str:

@@ -55,9 +55,10 @@ class Results:
 
 def section(options: Options) -> list[Figure]:
     """So many pairs, then the faults."""
+    results = Results()
     with hosts() as (lab, folder):
-        ours, hand = deploy(lab, folder)
-        results = Results()
+        ours = deploy(lab, folder)
+        hand = deploy_by_hand(ours, folder) if options.pairs else ours
         for number in range(1, options.pairs + 1):
             _pair(number, ours, hand, results)
         soak = faults(ours, options.real_faults, Random(options.seed)) if options.real_faults else []  # noqa: S311
@@ -82,22 +83,26 @@ def hosts() -> Iterator[tuple[Lab, Path]]:
         yield lab, folder
 
 
-def deploy(lab: Lab, folder: Path) -> tuple[Way, Way]:
-    """Both ways, placed and started once, so that every cache is warm."""
-    stacks = Stacks()
+def deploy(lab: Lab, folder: Path) -> Way:
+    """What gen-stack makes of the spec, placed on the hosts and built there."""
     (folder / "spec.yaml").write_text(spec(lab), encoding="utf-8")
-    deployment = Deployment(lab, stacks, folder)
-    out = deployment.generate(folder / "spec.yaml")
-    ours = Way("gen-stack", deployment.place(out).nodes)
+    deployment = Deployment(lab, Stacks(), folder)
+    return Way("gen-stack", deployment.place(deployment.generate(folder / "spec.yaml")).nodes)
+
+
+def deploy_by_hand(ours: Way, folder: Path) -> Way:
+    """The same by hand. Both ways have run once when this returns, so that every cache is warm."""
     say(f"gen-stack, first start: {ours.start():.1f} s")
     logs = [node.logs() for node in ours.nodes]
     ours.stop()
-    made = [by_hand(out / f"lab{n}", log, folder / f"hand/lab{n}") for n, log in enumerate(logs, 1)]
-    placed = [stacks.put(node.host, made[n], f"hand{n + 1}") for n, node in enumerate(ours.nodes)]
-    hand = Way("by hand", placed)
+    stacks = Stacks()
+    hand = Way("by hand", [])
+    for number, (node, log) in enumerate(zip(ours.nodes, logs, strict=True), 1):
+        made = by_hand(folder / f"generated/lab{number}", log, folder / f"hand/lab{number}")
+        hand.nodes.append(stacks.put(node.host, made, f"hand{number}"))
     say(f"by hand, first start: {hand.start():.1f} s")
     hand.stop()
-    return ours, hand
+    return hand
 
 
 def _pair(number: int, ours: Way, hand: Way, results: Results) -> None:

@@ -129,7 +129,7 @@ def _orphan(group: LocalGroup, node: LocalNode, random: Random) -> str:
     os.kill(random.choice(engine_processes(node)), signal.SIGKILL)
     wait(lambda: group.ready() and group.status()["epoch"] > before, "ready with an orphan")
     (node.node.folder / "orphan").unlink()
-    os.kill(random.choice(engine_processes(node)), signal.SIGKILL)
+    os.kill(node.titled("VLLM::Worker")[0], signal.SIGKILL)
     wait(lambda: says_ready(group) != 200, "the second death is noticed", NOTICED_S)
     return "twice"
 
