@@ -113,3 +113,17 @@ def test_a_length_left_to_the_engine() -> None:
     plan = plan_of(spec(TWO_GPUS, "gpu: {type: H100-80GB}\nengine: {args: {max-model-len: -1}}\n"), FILES)
     assert plan.memory is not None
     assert 1000 < plan.memory.max_model_len < 131072
+
+
+def test_a_thin_margin_is_a_warning() -> None:
+    with spec_file(spec(TWO_GPUS, "gpu: {type: H100-80GB}\n"), FILES) as path:
+        loaded = load_spec(path, force=True)
+    assert loaded.facts is not None
+    sizes, _ = choose(loaded.spec, loaded.facts)
+    longest = max_context(loaded.spec, loaded.facts, sizes) or 0
+    text = spec(TWO_GPUS, f"gpu: {{type: H100-80GB}}\nengine: {{args: {{max-model-len: {longest}}}}}\n")
+    with spec_file(text, FILES) as path:
+        warned = load_spec(path).warnings
+    assert len(warned) == 1
+    assert "leaves 0.0" in warned[0]
+    assert "less than the estimate may be wrong by" in warned[0]
