@@ -64,7 +64,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _cell(text: str) -> str:
-    text = re.sub(r"^\S+ +\| *", "", text).strip()  # compose's prefix
+    text = re.sub(r"^stack-node\[\d+/\d+\]: ", "", text)
     return text.replace("|", "\\|") if len(text) <= 160 else text[:159].replace("|", "\\|") + "…"
 
 

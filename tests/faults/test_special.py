@@ -177,16 +177,20 @@ def last_refusal(group: Group, rank: int) -> str:
 def test_a_port_that_is_taken_is_named_or_avoided(row: Row, group: Group, record: Result) -> None:
     undo = ACTIONS["take_port"](group, 0, row["do"][1])
     assert undo is not None
-    group.up()
-    if row["do"][1] == "master":
-        ready_again(group, record)
-        lines = group.host(0).sh(["ss", "-Htnl"], user=None).stdout
-        assert any(f":{port} " in lines for port in range(MASTER + 1, MASTER + 16)), lines
-        return
-    port = {"control": "29600", "api": str(API)}[row["do"][1]]
-    assert soon(lambda: port in group.said(0, "1m") and "in use" in group.said(0, "1m"), 30), group.story()
-    [record.said, *_] = [line for line in group.said(0, "1m").splitlines() if "in use" in line]
-    undo()
+    try:
+        group.up()
+        if row["do"][1] == "master":
+            ready_again(group, record)
+            lines = group.host(0).sh(["ss", "-Htnl"], user=None).stdout
+            assert any(f":{port} " in lines for port in range(MASTER + 1, MASTER + 16)), lines
+            return
+        words = {"control": f"control port {CONTROL} cannot be opened", "api": f"port {API} is taken"}[row["do"][1]]
+        assert soon(lambda: words in group.said(0, "1m"), 30), group.story()
+        [record.said, *_] = [line for line in group.said(0, "1m").splitlines() if words in line]
+        assert "something else, outside this container" in record.said
+        assert not group.ready()
+    finally:
+        undo()
     ready_again(group, record, 150)
 
 
