@@ -76,7 +76,7 @@ def _tensor_sizes(spec: Spec, per_node: int, rest: int) -> list[tuple[int, str]]
         left = f"the {rest} ranks that data {given.data} leaves"
         why = f"what divides both the {per_node} GPUs of a node and {left}"
     elif per_node == 1 and rest > 1:
-        why = "nodes of one GPU without RDMA, whose links are too slow for it"
+        why = "nodes of one GPU; across them it is worth its traffic with network.rdma: required"
     within = [(inside, why), *((size, "it stays inside a node") for size in reversed(_sizes(inside)[:-1]))]
     across = "no size inside a node works, so it spans nodes"
     return [*within, *((size, across) for size in _sizes(rest) if size > inside)]
