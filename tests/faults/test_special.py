@@ -99,6 +99,11 @@ def restore(group: Group, rank: int, text: str) -> None:
     (group.host(rank).path(group.nodes[rank].folder) / "compose.yaml").write_text(text)
 
 
+def refusals(group: Group, rank: int, value: str) -> list[str]:
+    """Lines of a rank about its refusal that name what is different."""
+    return [line for line in group.said(rank, "1m").splitlines() if "refused" in line and value in line]
+
+
 @several("older-plan", "another-stack")
 def test_a_stranger_is_refused_and_told_why(row: Row, group: Group, record: Result) -> None:
     changed = {"older-plan": ("GEN_STACK_DIGEST", "0123456789abcdef"), "another-stack": ("GEN_STACK_GROUP", "other")}
@@ -106,10 +111,10 @@ def test_a_stranger_is_refused_and_told_why(row: Row, group: Group, record: Resu
     before = edit(group, row["rank"], **{name: value})
     try:
         group.up()
-        assert soon(lambda: value in group.said(row["rank"], "1m"), 30), group.story()
-        [record.said, *_] = [line for line in group.said(row["rank"], "1m").splitlines() if value in line]
+        assert soon(lambda: bool(refusals(group, row["rank"], value)), 30), group.story()
+        record.said = refusals(group, row["rank"], value)[0]
+        assert soon(lambda: group.status().get("failures") == 0, 10)
         assert not group.ready()
-        assert group.status()["failures"] == 0
     finally:
         restore(group, row["rank"], before)
     group.nodes[row["rank"]].up()
