@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tests.lab.lab import Lab
 
 MODEL = f"/srv/models/{NAME}"
-_FLAGS = ["--max-model-len=512", "--max-num-seqs=4", "--distributed-executor-backend=mp"]
+_FLAGS = [
+    "--max-model-len=512",
+    "--max-num-seqs=4",
+    "--distributed-executor-backend=mp",
+    '--compilation-config={"mode":"DYNAMO_TRACE_ONCE","backend":"eager"}',
+]
 _ENV = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
@@ -37,7 +42,8 @@ class RealGroup:
     def start(self, rank: int, *flags: str) -> None:
         host, head = self.host(rank), self.host(0)
         group = [
-            "--nnodes=2",
+            f"--nnodes={self.nnodes}",
+            f"--pipeline-parallel-size={self.nnodes}",
             f"--node-rank={rank}",
             f"--master-addr={head.address}",
             f"--master-port={self.master_port}",
