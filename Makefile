@@ -28,7 +28,8 @@ test: check ## Every test: units, lab hosts, the real engine with a real model
 	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke)" -v --durations=0 --durations-min=20
 
 faults: check ## Every row of the fault matrix on lab hosts, the fake engine and the real one; about an hour
-	$(BIN)/python -m pytest tests/fake tests/faults -m faults -q
+	@rm -f build/faults.json
+	@$(BIN)/python -m pytest tests/fake tests/faults -m faults -v; code=$$?; $(BIN)/python -m tests.faults.table; exit $$code
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""The groups for the rows of the matrix, and the table at the end."""
+"""The groups for the rows of the matrix, and what is kept of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.faults.harness import FAKE, HERE, Group, write_model
-from tests.faults.table import Result, closing, save, table
+from tests.faults.table import Result, save
 from tests.lab import images
 from tests.lab.fixtures import Stack
 from tools.docker_here import docker_here
@@ -106,11 +106,10 @@ def record(request: pytest.FixtureRequest) -> Iterator[Result]:
     result.passed = getattr(request.node, "outcome_of_call", None) == "passed"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of what was seen, and keep it for docs/faults.md."""
+def pytest_sessionfinish() -> None:
+    """Keep what was seen (see table.py)."""
     if RESULTS:
         save(RESULTS)
-        terminalreporter.write_line(f"\n{table(RESULTS)}\n\n{closing(RESULTS)}")
 
 
 @pytest.hookimpl(wrapper=True)

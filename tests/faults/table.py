@@ -1,12 +1,13 @@
 """What runs of the fault matrix have seen, kept in build/faults.json.
 
-`python -m tests.faults.table` writes it into docs/faults.md.
+`python -m tests.faults.table` prints it, with `--page` it writes it into docs/faults.md.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 KEPT = REPOSITORY / "build/faults.json"
 PAGE = REPOSITORY / "docs/faults.md"
-BEGIN, END = "<!-- table: python -m tests.faults.table -->", "<!-- end -->"
+BEGIN, END = "<!-- table: python -m tests.faults.table --page -->", "<!-- end -->"
 
 
 @dataclass
@@ -73,17 +74,19 @@ def _kept() -> dict[str, dict[str, object]]:
 
 
 def main() -> None:
-    """Write the kept results into the page."""
-    known = {row["id"] for row in ROWS}
-    results = [Result(**one) for name, one in _kept().items() if name in known]  # type: ignore[arg-type]
+    """Print the kept results, or write them into the page."""
+    results = [Result(**one) for name, one in _kept().items() if name in {row["id"] for row in ROWS}]  # type: ignore[arg-type]
     missing = [row["id"] for row in ROWS if row["id"] not in {one.id for one in results}]
-    days = sorted({one.day for one in results})
+    notes = f"Not run: {', '.join(missing)}.\n\n" if missing else ""
+    seen = f"{table(results)}\n\n{notes}{closing(results)}"
+    if "--page" not in sys.argv[1:]:
+        print(f"\n{seen}")
+        return
     loads = sorted(one.load for one in results)
-    notes = f"Run on {' and '.join(days)}; load average of the two cores {loads[0]:.1f} to {loads[-1]:.1f}."
-    notes += f" Not run: {', '.join(missing)}." if missing else ""
+    when = f"Run on {' and '.join(sorted({one.day for one in results}))}"
+    conditions = f"{when}; load average {loads[0]:.1f} to {loads[-1]:.1f} when the rows began, on two cores."
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{notes}\n\n{table(results)}\n\n{closing(results)}\n\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{conditions}\n\n{seen}\n\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":
