@@ -68,6 +68,7 @@ def generate(
     loaded = load_spec(spec, force=force)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    _warn_of_local(loaded)
     plan = make_plan(loaded)
     if stdout is not None:
         print(_compose_of(plan, stdout), end="")
@@ -108,6 +109,7 @@ def plan(
     if [json, max_context, fit].count(True) > 1:
         raise InputError("--json, --max-context and --fit exclude each other; choose one")
     loaded = load_spec(spec, force=True)
+    _warn_of_local(loaded)
     made = make_plan(loaded)
     if max_context or fit:
         return _what_if(loaded, made, fit=fit)
@@ -118,6 +120,14 @@ def plan(
     else:
         print(picture(made, loaded.warnings), end="")
     return InputError.status if loaded.forced else 0
+
+
+def _warn_of_local(loaded: LoadedSpec) -> None:
+    """Say it when this host's copy of the model contradicts the plan: never in an output, which no host may change."""
+    from gen_stack.local_facts import local_warning
+
+    if warning := local_warning(loaded, os.environ):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _what_if(loaded: LoadedSpec, made: Plan, *, fit: bool) -> int:

@@ -32,7 +32,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _EXPERT_WIDTH_KEYS = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
 _PER_TOKEN_KEYS = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
-_KV_HEAD_KEYS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+KV_HEAD_KEYS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
 _OTHER_MIXERS = ("hybrid_override_pattern", "compress_ratios", "linear_attn_config", "mamba_d_state", "ssm_cfg")
 """Keys of configs whose layers hold something else than attention or a gated delta net: not planned by layer."""
 
@@ -147,7 +147,7 @@ def facts_of(config: Mapping[str, Any], index: Mapping[str, Any] | None = None) 
 
     Raises `UnknownModelError` with the keys that are missing or no numbers.
     """
-    text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+    text = text_config(config)
     wrong = [key for key in ("hidden_size", "num_hidden_layers", "num_attention_heads") if not _size(text, key)]
     if wrong:
         raise UnknownModelError(f"it has no number above zero for {', '.join(wrong)}")
@@ -192,6 +192,11 @@ def facts_of(config: Mapping[str, Any], index: Mapping[str, Any] | None = None) 
     )
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the part of a config that is about text: a section of its own in models with vision."""
+    return next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+
+
 def _size(config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None
@@ -202,7 +207,7 @@ def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
 
 
 def _kv_heads(text: Mapping[str, Any]) -> int:
-    return _first(text, _KV_HEAD_KEYS) or int(text["num_attention_heads"])
+    return _first(text, KV_HEAD_KEYS) or int(text["num_attention_heads"])
 
 
 def _head_size(text: Mapping[str, Any]) -> int:
@@ -320,7 +325,7 @@ def _context(text: Mapping[str, Any], model_type: str) -> int | None:
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     kind = str(scaling.get("rope_type", scaling.get("type", "default"))) if isinstance(scaling, dict) else "default"
     factor = scaling.get("factor", 1) if isinstance(scaling, dict) and kind not in _SCALED_ALREADY else 1
-    if "gemma3" in model_type or not isinstance(factor, int | float) or isinstance(factor, bool) or factor < 1:
+    if "gemma3" in model_type or not isinstance(factor, int | float) or isinstance(factor, bool) or not factor >= 1:
         factor = 1
     return int(min(found) * min(factor, 1024))
 
@@ -345,7 +350,8 @@ def _vision(config: Mapping[str, Any]) -> Vision | None:
         return None
     ratio = tower.get("mlp_ratio", 4)
     wide = _first(tower, ("intermediate_size", "vt_intermediate_size"))
-    return Vision(layers, hidden, wide or int(hidden * (ratio if isinstance(ratio, int | float) and ratio > 0 else 4)))
+    ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < 1024 else 4
+    return Vision(layers, hidden, wide or int(hidden * ratio))
 
 
 def _checkpoint(index: Mapping[str, Any] | None, layers: int) -> tuple[int | None, bool]:

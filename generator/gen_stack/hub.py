@@ -5,20 +5,20 @@ from __future__ import annotations
 import urllib.error
 import urllib.parse
 import urllib.request
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gen_stack.host_copies import CONFIG, host_folders
 from gen_stack.model_files import INDEX, MAX_FILE_BYTES
 from gen_stack.problems import GenStackError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from http.client import HTTPMessage
+    from pathlib import Path
     from typing import IO
 
     from gen_stack.spec import Spec
 
-CONFIG = "config.json"
 TIMEOUT_S = 15.0
 
 
@@ -27,15 +27,12 @@ def model_texts(spec: Spec, token: str | None, environment: Mapping[str, str]) -
 
     Gives the place in words, and the files by name. Raises `GenStackError` when no place has a config.json.
     """
-    if spec.model.is_local:
-        folder = Path(spec.model.id)
+    for folder in host_folders(spec, environment):
         if found := _in_folder(folder):
             return str(folder), found
-        raise GenStackError(f"{folder}: there is no {CONFIG} in this folder on this host; run this where the model is")
-    for cache in _caches(spec, environment):
-        snapshot = _snapshot(cache, spec.model.id, spec.model.revision or "main")
-        if snapshot and (found := _in_folder(snapshot)):
-            return str(snapshot), found
+    if spec.model.is_local:
+        words = f"there is no {CONFIG} in this folder on this host; run this where the model is"
+        raise GenStackError(f"{spec.model.id}: {words}")
     if spec.model.offline or environment.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         raise GenStackError(f"{spec.model.id}: not in the hub's cache of this host, and offline, so nothing is fetched")
     endpoint = environment.get("HF_ENDPOINT") or "https://huggingface.co"
@@ -49,27 +46,6 @@ def _in_folder(folder: Path) -> dict[str, bytes]:
     except OSError as error:
         raise GenStackError(f"{error.filename or folder}: {error.strerror}") from None
     return found if CONFIG in found else {}
-
-
-def _caches(spec: Spec, environment: Mapping[str, str]) -> list[Path]:
-    """List where huggingface-hub keeps its files, as its own variables say."""
-    home = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME') or Path.home()}/.cache"
-    hub = environment.get("HF_HUB_CACHE") or f"{environment.get('HF_HOME') or f'{home}/huggingface'}/hub"
-    return [*([Path(spec.model.cache) / "hub"] if spec.model.cache else []), Path(hub)]
-
-
-def _snapshot(cache: Path, model: str, revision: str) -> Path | None:
-    """Find a revision in the cache: a commit, or the commit that a branch or tag had when it was fetched."""
-    folder = cache / f"models--{model.replace('/', '--')}"
-    named = folder / "refs" / revision
-    if ".." in revision.split("/"):
-        return None
-    try:
-        commit = named.read_text("utf-8").strip() if named.is_file() else revision
-    except (OSError, UnicodeDecodeError):
-        return None
-    snapshot = folder / "snapshots" / commit
-    return snapshot if snapshot.is_dir() else None
 
 
 def _from_hub(endpoint: str, model: str, revision: str, token: str | None) -> dict[str, bytes]:

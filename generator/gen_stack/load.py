@@ -58,7 +58,9 @@ SECRET_FILES: dict[str, KeyPath] = {
 class LoadedSpec:
     """A spec that keeps all rules, what the files it names hold, and what deserves a warning."""
 
-    file: str
+    document: Document
+    folder: Path
+    """Where the files are that it names."""
     spec: Spec
     secrets: dict[str, str]
     warnings: tuple[str, ...]
@@ -66,6 +68,11 @@ class LoadedSpec:
     """Facts of the model, from `model.config` or the catalogue."""
     forced: tuple[str, ...] = ()
     """What is wrong and was to be written anyway."""
+
+    @property
+    def file(self) -> str:
+        """Name the spec's file, as it was given."""
+        return self.document.file
 
 
 def load_spec(path: Path, *, force: bool = False, without_config: bool = False) -> LoadedSpec:
@@ -92,7 +99,7 @@ def load_spec(path: Path, *, force: bool = False, without_config: bool = False) 
         raise SpecError(document.file, [document.locate(problem) for problem in problems])
     noted = [*_warnings(spec), *found.warnings, *advice(spec, facts), *(one.problem for one in judged)]
     warnings = tuple(document.locate(problem).render(document.file) for problem in noted)
-    return LoadedSpec(document.file, spec, secrets, warnings, facts, tuple(one.words for one in errors))
+    return LoadedSpec(document, path.parent, spec, secrets, warnings, facts, forced=tuple(one.words for one in errors))
 
 
 def _validated(document: Document) -> tuple[Spec | None, list[Problem]]:

@@ -115,3 +115,12 @@ def test_an_index_says_how_large_all_weights_are() -> None:
     facts = facts_of(LLAMA, index)
     assert (facts.checkpoint_bytes, facts.checkpoint_extras) == (123, True)
     assert facts_of(LLAMA, {"weight_map": {}}).checkpoint_bytes is None
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1, "x", [], None])
+def test_numbers_that_are_none(odd: Any) -> None:
+    facts = facts_of({**LLAMA, "rope_scaling": {"factor": odd}, "max_position_embeddings": 8})
+    assert facts.context in (8, 8 * 1024)
+    vision = facts_of({"text_config": LLAMA, "vision_config": {"depth": 2, "hidden_size": 8, "mlp_ratio": odd}}).vision
+    assert vision is not None
+    assert vision.intermediate == 32

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
@@ -226,4 +227,5 @@ def test_rdma_is_off_on_the_cpu_engine() -> None:
 @pytest.mark.parametrize(("name", "shown"), [("a\nb.yaml", r"'a\nb.yaml'"), ("my stack.yaml", "my stack.yaml")])
 def test_the_specs_name_stays_on_its_line(name: str, shown: str) -> None:
     loaded = load(ONE)
-    assert make_plan(type(loaded)(f"folder/{name}", loaded.spec, {}, ())).spec_file == shown
+    document = dataclasses.replace(loaded.document, file=f"folder/{name}")
+    assert make_plan(dataclasses.replace(loaded, document=document)).spec_file == shown
