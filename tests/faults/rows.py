@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 DATA = yaml.safe_load((Path(__file__).parent / "faults.yaml").read_text())
+_WORDS = {*DATA["defaults"], "id", "fault", "rank", "do", "expect"}
+assert all(set(row) <= _WORDS for row in DATA["rows"]), "a comma in a text without quotes"
 ROWS: list[dict[str, Any]] = [{**DATA["defaults"], **row} for row in DATA["rows"]]
 
 

@@ -45,11 +45,13 @@ def save(results: Sequence[Result]) -> None:
 
 def table(results: Sequence[Result]) -> str:
     """The table in Markdown, in the order of faults.yaml."""
-    lines = ["| id | fault | layer | | detected after | ready again after | said |", "|---|---|---|---|---|---|---|"]
+    head = "| id | fault | phase | layer | | detected after | ready again after | said |"
+    lines = [head, "|---|---|---|---|---|---|---|---|"]
     rows = {row["id"]: row for row in ROWS}
     for one in sorted(results, key=lambda one: list(rows).index(one.id)):
         row, mark = rows[one.id], "ok" if one.passed else "FAILED"
-        cells = [one.id, row["fault"], row["layer"], mark, _seconds(one.detected), _seconds(one.again), _cell(one.said)]
+        cells = [one.id, row["fault"], row["phase"], row["layer"], mark]
+        cells += [_seconds(one.detected), _seconds(one.again), _cell(one.said)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
