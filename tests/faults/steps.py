@@ -50,12 +50,6 @@ def begin(group: Group, phase: str, load: list[Load]) -> None:
         assert soon(lambda: load[0].good > 0, 10)
 
 
-def last_words(group: Group) -> str:
-    """The last fault, in `/status`'s words."""
-    fault = group.status().get("last_fault") or {}
-    return str(fault.get("reason", ""))
-
-
 def heals(row: dict[str, Any], group: Group, record: Result) -> None:
     """A ready group has the row's fault: noticed in time, ready again in time, in a new epoch, with the right words."""
     before = group.status()
@@ -79,9 +73,10 @@ def heals(row: dict[str, Any], group: Group, record: Result) -> None:
     after = group.status()
     lines = group.said(0, "15m").splitlines()
     matching = [line for line in lines if re.search(row["said"], line)]
-    record.said = last_words(group) or (matching[-1] if row["said"] and matching else "")
+    fault = after["last_fault"] if after["last_fault"] != before["last_fault"] else None  # a head remembers older ones
+    fault = fault or {}
+    record.said = fault.get("reason") or (matching[-1] if row["said"] and matching else "")
     assert (after["instance"], after["epoch"]) != (before["instance"], before["epoch"])
-    fault = after["last_fault"] or {}
     assert row["kind"] in (None, fault.get("kind")), fault
     assert row["blamed"] in (None, fault.get("rank")), fault
     assert matching or not row["said"], "\n".join(lines)
