@@ -57,7 +57,7 @@ lab-down: $(READY) ## Remove the lab hosts
 	$(BIN)/python -m tests.lab down
 
 bench: $(READY) ## Measure what the documentation states figures of
-	$(BIN)/python -m tools.bench
+	$(BIN)/python -m tools.bench $(SECTIONS)
 
 clean: ## Remove what make made in this folder
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist stacks
