@@ -133,7 +133,7 @@ class Simulation:
             self.die(rank)
         node.life += 1
         s = self.settings
-        node.member = Member(rank, s.nnodes, s.node_timeout, s.drain, self.now)
+        node.member = Member(s.node_timeout, s.drain, self.now)
         if rank == 0:
             failures, retries, fault = self.saved
             self.group = Group(s, f"h{node.life}", self.now, failures, retries, fault)

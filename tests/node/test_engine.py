@@ -436,6 +436,12 @@ def test_whose_end_is_the_engines_end(title: str, parent: str, counts: bool, nam
     assert lookout.long_lived(title, parent, counts) == name
 
 
+def test_a_young_tree_is_looked_at_often_and_a_large_proc_more_rarely() -> None:
+    assert [lookout.interval(age, 0.0) for age in (0, 0.5, 5, 60, 599, 601)] == [0.1, 0.1, 0.5, 1.0, 1.0, 5.0]
+    assert lookout.interval(0, 0.02) == pytest.approx(2.0)
+    assert lookout.interval(3600, 0.02) == pytest.approx(8.0)
+
+
 def test_a_signal_without_a_name() -> None:
     assert family.sentence("v", 2, 45) == "v (process 2) was killed by signal 45"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stack_node import report
-from stack_node.group import RENDEZVOUS_S, rest
+from stack_node.group import RENDEZVOUS_S
 from stack_node.member import Engine
 from stack_node.messages import PROTOCOL, Join
 from stack_node.roster import ranks
@@ -364,10 +364,6 @@ def test_the_status_tells_phase_ranks_and_the_last_fault() -> None:
     assert status["last_fault"]["reason"] == "rank 2 (n, 10.0.0.2): killed by SIGKILL"
     assert status["restarts"] == {"engine": 1}
     assert 5 < status["last_recovery_s"] < 7
-
-
-def test_attempts_come_at_once_and_then_further_and_further_apart() -> None:
-    assert [rest(failures) for failures in range(1, 9)] == [0, 2, 4, 8, 16, 32, 60, 60]
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([2], "2"), ([1, 2], "1-2"), ([5, 1, 3, 4], "1, 3-5"), ([], "")])

@@ -89,7 +89,10 @@ class Coordinator:
             if told is None or time.monotonic() - told >= REMIND_S:
                 told = time.monotonic()
                 holder = await asyncio.to_thread(ports.holder, port)
-                self._say(f"the control port {port} cannot be opened ({error.strerror}): {holder}")
+                self._say(
+                    f"the control port {port} cannot be opened ({error.strerror}): {holder}; end that, or set "
+                    "another GEN_STACK_CONTROL_PORT on every node"
+                )
             await asyncio.sleep(LISTEN_AGAIN_S)
 
     async def _server_error(self) -> OSError | None:
@@ -210,10 +213,13 @@ class Coordinator:
         port, problem = ports.pick_master_port(self._config.master_port, MASTER_PORTS, self._used_ports), ""
         api_port = self._config.api_port
         if api_port is not None and not ports.free(self._api_address, api_port):
-            problem = f"the API's port {api_port} is taken: {await asyncio.to_thread(ports.holder, api_port)}"
+            holder = await asyncio.to_thread(ports.holder, api_port)
+            problem = f"the API's port {api_port} is taken: {holder}; end that, or set another GEN_STACK_API_PORT"
         elif port is None:
             first = self._config.master_port
-            problem = f"every rendezvous port from {first} to {first + MASTER_PORTS - 1} is taken"
+            problem = (
+                f"every rendezvous port from {first} to {first + MASTER_PORTS - 1} is taken; set another MASTER_PORT"
+            )
         else:
             self._used_ports = [*self._used_ports[1 - MASTER_PORTS :], port]
         self._handle(ev.PortPicked(epoch, port or 0, problem))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stack_node import events as ev
 from stack_node import messages as msg
+from stack_node.budget import CALM_S, FRESH_RETRY_S, Budget
 from stack_node.pulse import Pulse
 from stack_node.roster import Mate, Roster
 
@@ -26,13 +27,9 @@ PORTS_AGAIN_S = 2.0
 START_S = 30.0  # until every node has said that it started its engine
 RENDEZVOUS_S = 600.0  # from the last of those until all ranks are connected; torch's own limit with NCCL
 END_S = 45.0  # until every node has said that its engine is gone; gentle ends included
-CALM_S = 600.0  # ready that long: the budget is whole again
 KILL_GRACE_S = 5.0
 REMIND_S = 60.0
 SETTLE_S = 2.0  # what is waited for has to stay the same so long before it is worth a line
-REST_MAX_S = 60.0
-RETRY_S, RETRY_MAX_S = 300.0, 3600.0
-FRESH_RETRY_S = 60.0  # somebody started the head anew although the budget is used up: once more, but not at once
 
 
 class Phase(Enum):
@@ -79,8 +76,7 @@ class Group:
         self.roster = Roster(settings)
         self.phase = Phase.FORMING
         self.epoch = 0
-        self.failures = failures
-        self.retries = retries
+        self.budget = Budget(settings.max_restarts, failures, retries)
         self.last_fault = last_fault
         self.restarts: dict[str, int] = {}
         self.last_recovery_s: float | None = None
@@ -97,7 +93,7 @@ class Group:
         self._last_ack = now
         self._rendezvoused = False
         self._counted = False  # the last fault used the budget
-        if failures > settings.max_restarts:
+        if self.budget.used_up:
             self.phase, self.until = Phase.DOWN, now + FRESH_RETRY_S
             self._say(
                 f"the group had failed {failures} times when its head was last stopped; "
@@ -221,14 +217,14 @@ class Group:
 
     def _try_pairs(self) -> None:
         for mate in self.roster.mates.values():
-            others = (peer for _, peer in sorted(self.roster.mates.items()) if peer is not mate)
+            others = (peer for peer in self.roster.in_order() if peer is not mate)
             peers: list[list[Any]] = [[peer.join.rank, peer.join.address, peer.port] for peer in others]
             self._do(ev.Send(mate.link, msg.Reach(self.epoch, peers)))
 
     def _pairs_tried(self, now: float) -> None:
         broken = [
             f"{mate.name} cannot connect to rank {rank} at {address}: {error}"
-            for _, mate in sorted(self.roster.mates.items())
+            for mate in self.roster.in_order()
             for rank, address, error in mate.failed_peers or []
         ]
         if broken:
@@ -249,7 +245,7 @@ class Group:
         self._enter(Phase.STARTING, now)
         self._say(f"epoch {self.epoch}: all {self.settings.nnodes} nodes start the engine")
         for mate in self.roster.mates.values():
-            mate.told_to_start = True
+            mate.engaged = True
         self._tell_all(msg.Start(self.epoch, port))
         self._do(ev.Watch(self.epoch, port))
 
@@ -305,10 +301,10 @@ class Group:
         for line in log:
             self._say(f"    {line}")
         self._counted = not draining and (kind != "lost" or starting)
-        self.failures += self._counted
+        self.budget.failures += self._counted
         if draining:
             self._fault_at = None
-        self._do(ev.Save(self.failures, self.retries, self.last_fault))
+        self._do(ev.Save(self.budget.failures, self.budget.retries, self.last_fault))
         self._end(reason, now)
 
     def _end(self, reason: str, now: float, *, gently: bool = False) -> None:
@@ -332,22 +328,22 @@ class Group:
             self._close(now)
         elif not self._counted:
             self._form(now)
-        elif self.failures > self.settings.max_restarts:
-            pause = min(RETRY_S * 2**self.retries, RETRY_MAX_S)
-            self._counted = False
-            self._enter(Phase.DOWN, now)
-            self.until = now + pause
-            self._say(
-                f"the group stays down: it has failed {self.failures} times (GEN_STACK_MAX_RESTARTS is "
-                f"{self.settings.max_restarts}); the last reason is above; one more attempt in {pause / 60:.0f} min"
-            )
         else:
-            pause = rest(self.failures)
             self._counted = False
-            self._enter(Phase.RESTING, now)
-            self.until = now + pause
-            if pause:
-                self._say(f"next attempt in {pause:.0f} s ({self.failures} of {self.settings.max_restarts} used)")
+            self._pause(now)
+
+    def _pause(self, now: float) -> None:
+        budget, pause = self.budget, self.budget.pause()
+        self.until = now + pause
+        self._enter(Phase.DOWN if budget.used_up else Phase.RESTING, now)
+        if budget.used_up:
+            self._say(
+                f"the group stays down: it has failed {budget.failures} times and GEN_STACK_MAX_RESTARTS is "
+                f"{budget.most}; mend the cause, which is above and in `stack-node status`; one more attempt in "
+                f"{pause / 60:.0f} min"
+            )
+        elif pause:
+            self._say(f"next attempt in {pause:.0f} s ({budget.failures} of {budget.most} used)")
 
     def _close(self, now: float) -> None:
         self._enter(Phase.CLOSED, now)
@@ -431,7 +427,7 @@ class Group:
             return
         silent = [
             mate.name
-            for _, mate in sorted(self.roster.mates.items())
+            for mate in self.roster.in_order()
             if mate.port is None or (mate.failed_peers is None and self._all_listen())
         ]
         self._hindered(f"no result of the connection test from {', '.join(silent) or 'the head'}", REACH_AGAIN_S, now)
@@ -440,11 +436,17 @@ class Group:
         return all(mate.port is not None for mate in self.roster.mates.values())
 
     def _advance_starting(self, now: float) -> None:
-        slow = [mate for _, mate in sorted(self.roster.mates.items()) if not mate.started]
+        slow = [mate for mate in self.roster.in_order() if not mate.started]
         if slow and now - self._since > START_S:
             self._fault("start", slow[0], f"{slow[0].name} has not started its engine in {START_S:.0f} s", [], now)
         elif not slow and not self._rendezvoused and now - self._last_ack > RENDEZVOUS_S:
-            self._fault("rendezvous", None, f"the ranks have not met in {RENDEZVOUS_S:.0f} s", [], now)
+            self._fault(
+                "rendezvous",
+                None,
+                f"the ranks have not met in {RENDEZVOUS_S:.0f} s: see each rank's log for the one that hangs",
+                [],
+                now,
+            )
         elif reason := self.pulse.fault(now):
             self._fault("stall", None, reason, [], now)
 
@@ -455,8 +457,8 @@ class Group:
             return
         if self.pulse.wants_probe(now):
             self._probe()
-        if self.failures and now - self._since >= CALM_S:
-            self.failures = self.retries = 0
+        if self.budget.failures and now - self._since >= CALM_S:
+            self.budget.restore()
             self._say(f"ready for {CALM_S / 60:.0f} min: earlier failures count no more")
             self._do(ev.Save(0, 0, self.last_fault))
 
@@ -474,12 +476,12 @@ class Group:
         if now < self.until:
             return
         if self.phase is Phase.DOWN:
-            self.retries += 1
+            self.budget.retries += 1
         self._form(now)
         self._advance_forming(now)
 
     def _advance_ending(self, now: float) -> None:
-        engaged = [mate for _, mate in sorted(self.roster.mates.items()) if mate.engaged]
+        engaged = [mate for mate in self.roster.in_order() if mate.engaged]
         if not engaged:
             self._ended(now)
         elif all(not mate.told_to_stop for mate in engaged):
@@ -496,7 +498,7 @@ class Group:
         self.phase, self._since = phase, now
 
     def _tell_all(self, message: ToNode) -> None:
-        for _, mate in sorted(self.roster.mates.items()):
+        for mate in self.roster.in_order():
             self._do(ev.Send(mate.link, message))
 
     def _say(self, sentence: str) -> None:
@@ -504,8 +506,3 @@ class Group:
 
     def _do(self, action: ev.HeadAction) -> None:
         self._actions.append(action)
-
-
-def rest(failures: int) -> float:
-    """Seconds between the end of an epoch and the next one, after so many failures: 0, 2, 4, 8 … 60."""
-    return 0.0 if failures <= 1 else min(2.0 ** (failures - 1), REST_MAX_S)

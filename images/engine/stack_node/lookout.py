@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 # How often: at first, and after that. Where /proc is large, more rarely: a look may cost this share of a core.
 YOUNG_S = 600.0
-LOOK_YOUNG_S = 1.0
-LOOK_S = 5.0
+LOOK_FIRST_S, LOOK_YOUNG_S, LOOK_S = 0.1, 1.0, 5.0
 _SHARE_YOUNG = 0.01
 _SHARE = 0.0025
 _MAPS_S = 30.0
@@ -31,6 +30,17 @@ _MAPS_S = 30.0
 _TITLE = re.compile(r"\S+::\w\S*")  # VLLM::Worker_TP1; what is in front can be changed, by VLLM_PROCESS_NAME_PREFIX
 _SPAWNED = ("multiprocessing.spawn", "spawn_main", "multiprocessing.forkserver")
 _TITLE_LENGTH = 60
+
+
+def interval(age: float, cost: float) -> float:
+    """Seconds until the next look at a tree of that age, when the last look cost so many seconds of a processor.
+
+    The younger a tree, the faster it changes; the death of one that was not seen yet is left to its
+    parent to notice.
+    """
+    if age < YOUNG_S:
+        return max(min(max(age / 10, LOOK_FIRST_S), LOOK_YOUNG_S), cost / _SHARE_YOUNG)
+    return max(LOOK_S, cost / _SHARE)
 
 
 class Tree(Protocol):
@@ -67,9 +77,8 @@ class Lookout:
             begin = time.thread_time()
             with contextlib.suppress(OSError):  # out of file descriptors, say; the next time, perhaps
                 self._look()
-            young = self._tree.age() < YOUNG_S
             cost = time.thread_time() - begin
-            self._soon.wait(max(LOOK_YOUNG_S, cost / _SHARE_YOUNG) if young else max(LOOK_S, cost / _SHARE))
+            self._soon.wait(interval(self._tree.age(), cost))
             self._soon.clear()
 
     def _look(self) -> None:

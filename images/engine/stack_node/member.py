@@ -33,15 +33,14 @@ class Engine(Enum):
 class Member:
     """The state machine. `handle` is its only way in."""
 
-    def __init__(self, rank: int, nnodes: int, node_timeout: float, drain: float, now: float) -> None:
+    def __init__(self, node_timeout: float, drain: float, now: float) -> None:
         """Times in seconds."""
-        self.rank = rank
-        self.nnodes = nnodes
         self.engine = Engine.NONE
         self.epoch = 0
         self.connected = False
         self.prepared = False
-        self.obstacle = ""  # why this node cannot start
+        self._stuck = ""  # why an engine that ended is still there
+        self._weightless = ""  # why the weights cannot be had
         self.refusal = ""
         self.away = "not tried yet"  # why there is no connection
         self._node_timeout = node_timeout
@@ -58,6 +57,11 @@ class Member:
         self._leave_by: float | None = None
         self._said = ("", now)
         self._actions: list[ev.NodeAction] = []
+
+    @property
+    def obstacle(self) -> str:
+        """Why this node cannot start; empty when it can."""
+        return self._stuck or self._weightless
 
     @property
     def health(self) -> tuple[bool, str]:
@@ -130,7 +134,7 @@ class Member:
                     self._end_engine(gently=False)
 
     def _tell_state(self) -> None:
-        if self.engine is Engine.STUCK or self.obstacle:
+        if self.obstacle:
             self._tell(msg.Blocked(self.obstacle))
         elif self.prepared:
             self._tell(msg.Prepared())
@@ -174,10 +178,10 @@ class Member:
                     self._progress_at = now
                     self._tell(msg.Progress(done, total, text))
             case ev.WeightsReady():
-                self.prepared, self.obstacle = True, ""
+                self.prepared, self._weightless = True, ""
                 self._tell_state()
             case ev.WeightsFailed(reason, again):
-                self.obstacle = reason[:LONGEST]
+                self._weightless = reason[:LONGEST]
                 if not again:
                     self._fetch_at = now + FETCH_AGAIN_S
                 self._remind(f"the weights cannot be had: {reason}", now)
@@ -186,15 +190,15 @@ class Member:
     def _engine_gone(self, epoch: int, left: list[int]) -> None:
         if left:
             self.engine = Engine.STUCK
-            self.obstacle = (
+            self._stuck = (
                 f"processes {', '.join(map(str, left))} of the last engine cannot be killed; this host needs a reboot"
             )
-            self._say(self.obstacle)
+            self._say(self._stuck)
             self._tell_state()
             return
         was, self.engine = self.engine, Engine.NONE
         if was is Engine.STUCK:
-            self.obstacle = ""
+            self._stuck = ""
             self._say("the last engine is gone after all")
             self._tell_state()
         self._tell(msg.Stopped(epoch))

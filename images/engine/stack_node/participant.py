@@ -56,7 +56,7 @@ class Participant:
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = Client(head, config.control_port, token, lambda: join, self)
-        self.member = Member(join.rank, config.nnodes or 1, config.node_timeout, config.drain or 0.0, time.monotonic())
+        self.member = Member(config.node_timeout, config.drain or 0.0, time.monotonic())
 
     async def run(self) -> None:
         """Let time pass; ends when cancelled."""

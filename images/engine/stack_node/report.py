@@ -21,7 +21,7 @@ def status(group: Group, now: float) -> dict[str, Any]:
         "sentence": sentence(group, now),
         "epoch": group.epoch,
         "instance": group.instance,
-        "failures": group.failures,
+        "failures": group.budget.failures,
         "max_restarts": group.settings.max_restarts,
         "next_try_s": max(0.0, group.until - now) if waits else None,
         "restarts": dict(group.restarts),
@@ -67,7 +67,8 @@ def member_state(group: Group, mate: Mate) -> str:
 def sentence(group: Group, now: float) -> str:
     """The group's state in plain words."""
     left = max(0.0, group.until - now)
-    tries = f"{group.failures} of {group.settings.max_restarts} restarts used"
+    failures = group.budget.failures
+    tries = f"{failures} of {group.settings.max_restarts} restarts used"
     words = {
         Phase.FORMING: f"waiting for {group.roster.waits_for() or group.obstacle or 'a moment'}",
         Phase.CHECKING: "the nodes test their connections",
@@ -76,7 +77,7 @@ def sentence(group: Group, now: float) -> str:
         Phase.DRAINING: f"draining; {group.pulse.running} requests are running",
         Phase.ENDING: "the engine is being ended on every node",
         Phase.RESTING: f"next attempt in {left:.0f} s ({tries})",
-        Phase.DOWN: f"down after {group.failures} failures; one more attempt in {left:.0f} s; see the last fault",
+        Phase.DOWN: f"down after {failures} failures; one more attempt in {left:.0f} s; see the last fault",
         Phase.CLOSED: "stopped",
     }
     return words[group.phase]

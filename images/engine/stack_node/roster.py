@@ -41,18 +41,13 @@ class Mate:
     progress: tuple[int, int, str] = (0, 0, "")
     port: int | None = None  # where it waits for its peers
     failed_peers: list[list[Any]] | None = None  # None: not tried yet
-    told_to_start: bool = False
+    engaged: bool = False  # it was told to start: it may have an engine
     started: bool = False
     told_to_stop: bool = False
 
-    @property
-    def engaged(self) -> bool:
-        """Whether it may have an engine."""
-        return self.told_to_start
-
     def release(self) -> None:
         """Nothing of an epoch is left on it."""
-        self.told_to_start = self.started = self.told_to_stop = False
+        self.engaged = self.started = self.told_to_stop = False
         self.port = self.failed_peers = None
 
     @property
@@ -94,6 +89,10 @@ class Roster:
             return f"{who} has to wait {until - now:.0f} s: {address} had this rank and may still run its engine"
         return None
 
+    def in_order(self) -> list[Mate]:
+        """The connected nodes, by rank."""
+        return [mate for _, mate in sorted(self.mates.items())]
+
     def by_link(self, link: int) -> Mate | None:
         """The node behind a connection; None for one that was replaced or lost."""
         return next((mate for mate in self.mates.values() if mate.link == link), None)
@@ -107,17 +106,12 @@ class Roster:
         """Ranks that nobody holds."""
         return [rank for rank in range(self.settings.nnodes) if rank not in self.mates]
 
-    @property
-    def complete(self) -> bool:
-        """Whether every rank is here and can start."""
-        return not self.missing() and all(mate.prepared and not mate.leaving for mate in self.mates.values())
-
     def waits_for(self) -> str:
         """What keeps the group from starting, in words; empty when nothing does."""
         parts = []
         if missing := self.missing():
             parts.append(f"{'rank' if len(missing) == 1 else 'ranks'} {ranks(missing)} to join")
-        for _, mate in sorted(self.mates.items()):
+        for mate in self.in_order():
             if mate.leaving:
                 parts.append(f"{mate.name} to come back, which is stopping")
             elif mate.blocked:
