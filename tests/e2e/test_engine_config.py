@@ -14,6 +14,7 @@ from gen_stack.catalogue import catalogue
 from gen_stack.divisibility import obstacles
 from gen_stack.facts import facts_of
 from gen_stack.plan import Parallelism
+from tests.generator.models import LLAMA_30B
 from tools.engine_image import TAG
 
 if TYPE_CHECKING:
@@ -21,18 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.lab
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 6656,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 52,
-    "num_key_value_heads": 52,
-    "intermediate_size": 17920,
-    "vocab_size": 32000,
-    "dtype": "bfloat16",
-    "max_position_embeddings": 2048,
-}
+LLAMA: dict[str, Any] = {**LLAMA_30B, "dtype": "bfloat16"}
 MADE = [
     LLAMA,
     {**LLAMA, "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_size": 8192},

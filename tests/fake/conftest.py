@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.asking import http, soon
 from tools.docker_here import docker_here
 from tools.engine_image import TAG, ensure_engine_image
 from tools.model import NAME, ensure_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.lab.lab import Lab
 
@@ -33,31 +30,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def http(url: str, body: dict[str, Any] | None = None, timeout: float = 10, key: str = "") -> tuple[int, str]:
-    """Ask and return status and text; 0 when nobody answers."""
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=timeout) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
-
-
-def soon(happened: Callable[[], bool], seconds: float = 15) -> bool:
-    """Wait until something is so; False when it is not within so many seconds."""
-    end = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def tree(pid: int) -> dict[int, str]:
@@ -148,7 +120,7 @@ class FakeGroup:
 
     def ask(self, tokens: int = 3, timeout: float = 10, **more: Any) -> tuple[int, str]:
         body = {"model": "/srv/model", "prompt": "one two three", "max_tokens": tokens, **more}
-        return http(f"{self.url}/v1/completions", body, timeout)
+        return http(f"{self.url}/v1/completions", body, timeout=timeout)
 
     def metric(self, name: str) -> float:
         """A metric's value, all its rows together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.fake.conftest import http, soon
+from tests.asking import http, soon
 from tools.engine_image import TAG
 from tools.model import NAME
 
@@ -95,7 +95,7 @@ class RealGroup:
 
     def ask(self, tokens: int = 3, timeout: float = 60, **more: Any) -> tuple[int, str]:
         body = {"model": MODEL, "prompt": "one two three", "max_tokens": tokens, "ignore_eos": True, **more}
-        return http(f"{self.url}/v1/completions", body, timeout)
+        return http(f"{self.url}/v1/completions", body, timeout=timeout)
 
     def metric(self, name: str) -> float:
         text = http(f"{self.url}/metrics")[1]

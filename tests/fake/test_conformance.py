@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fake.conftest import FakeGroup, http, soon
+from tests.asking import http, soon
+from tests.fake.conftest import FakeGroup
 from tests.fake.real import RealGroup
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake.conftest import COMMAND, FakeGroup, http, soon, tree
+from tests.asking import http, soon
+from tests.fake.conftest import COMMAND, FakeGroup, tree
 from tests.fake.fakevllm import cli
 
 pytestmark = pytest.mark.slow

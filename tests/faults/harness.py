@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.asking import soon
 from tests.lab.system import LabError, run
 
 if TYPE_CHECKING:
@@ -38,16 +39,6 @@ def write_model(folder: Path) -> Path:
     header = json.dumps({"weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     return folder
-
-
-def soon(happened: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:
-    """Wait until something is so; False when it is not within so many seconds."""
-    end = time.monotonic() + seconds
-    while not happened():
-        if time.monotonic() > end:
-            return False
-        time.sleep(every)
-    return True
 
 
 @dataclass

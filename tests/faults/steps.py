@@ -7,8 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from tests.asking import soon
 from tests.faults.actions import ACTIONS
-from tests.faults.harness import Watch, soon
+from tests.faults.harness import Watch
 
 if TYPE_CHECKING:
     from tests.faults.harness import Group

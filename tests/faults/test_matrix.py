@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.asking import soon
 from tests.faults.actions import ACTIONS
-from tests.faults.harness import Watch, soon
+from tests.faults.harness import Watch
 from tests.faults.rows import chosen
 from tests.faults.steps import START_S, Load, begin, heals
 

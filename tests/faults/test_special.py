@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 import yaml
 
+from tests.asking import soon
 from tests.faults.actions import ACTIONS
-from tests.faults.harness import API, CONTROL, MASTER, soon
+from tests.faults.harness import API, CONTROL, MASTER
 from tests.faults.rows import one, several
 from tests.faults.steps import START_S
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.harness import soon
+from tests.asking import soon
 from tests.faults.rows import chosen, one
 from tests.faults.steps import Load, heals
 

@@ -29,6 +29,19 @@ _TYPES = {
 }
 
 
+LLAMA_30B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 6656,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 52,
+    "num_key_value_heads": 52,
+    "intermediate_size": 17920,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+
 @functools.lru_cache(maxsize=1)
 def geometries() -> dict[str, dict[str, Any]]:
     """Load the geometry of every model, by each of its names."""

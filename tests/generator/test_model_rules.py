@@ -6,19 +6,9 @@ from typing import Any
 import pytest
 
 from tests.generator.helpers import FOUR, ONE, TWO, error, errors, plan_of, spec_file
+from tests.generator.models import LLAMA_30B as LLAMA
 from tests.generator.models import config_of
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 6656,
-    "num_hidden_layers": 60,
-    "num_attention_heads": 52,
-    "num_key_value_heads": 52,
-    "intermediate_size": 17920,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-}
 ONE_GPU = "  - {name: %s, address: 10.0.0.%d, gpus: 1}\n"
 
 

@@ -79,13 +79,9 @@ class Hub:
         self.token: str | None = None  # that gated and private models want
         self.gets: list[Get] = []
         self.requests = 0
-        hub = self
 
-        class Handler(_Handler):
-            def hub(self) -> Hub:
-                return hub
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
@@ -107,8 +103,7 @@ class Hub:
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def hub(self) -> Hub:
-        raise NotImplementedError
+    hub: Hub  # of the subclass that each hub makes
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -117,7 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.hub().requests += 1
+        self.hub.requests += 1
         with contextlib.suppress(ConnectionError):
             self._answer(unquote(urlsplit(self.path).path))
 
@@ -136,7 +131,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._error(404, "EntryNotFound")
 
     def _find(self, name: str, revision: str) -> Model | None:
-        hub = self.hub()
+        hub = self.hub
         model = hub.models.get(name)
         allowed = hub.token is not None and self.headers.get("Authorization") == f"Bearer {hub.token}"
         if model is None or (model.private and not allowed):
@@ -170,7 +165,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.hub().gets.append(Get(name, wanted))
+        self.hub.gets.append(Get(name, wanted))
         cut = model.cuts.pop(name, None)
         end = len(content) if cut is None else cut
         for position in range(start, end, CHUNK):

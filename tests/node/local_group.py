@@ -9,12 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.asking import http
 from tests.node.conftest import SCRIPT, Node, as_a_prepared_host, wait_until
 
 if TYPE_CHECKING:
@@ -22,21 +21,6 @@ if TYPE_CHECKING:
 
 FAKE = Path(__file__).resolve().parents[1] / "fake"
 TOKEN = "a-token-of-this-group"
-
-
-def http(url: str, body: dict[str, Any] | None = None, token: str = "") -> tuple[int, str]:
-    """Status and text; 0 when nobody answers."""
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
-    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=10) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-    except OSError:
-        return 0, ""
 
 
 def free_ports(count: int) -> tuple[int, socket.socket]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.asking import http
 from tests.node.conftest import wait_until
-from tests.node.local_group import TOKEN, LocalGroup, cleaned_up, http, local_group
+from tests.node.local_group import TOKEN, LocalGroup, cleaned_up, local_group
 
 if TYPE_CHECKING:
     from pathlib import Path

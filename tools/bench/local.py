@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.node.local_group import LocalGroup, LocalNode, cleaned_up, http
+from tests.asking import http
+from tests.node.local_group import LocalGroup, LocalNode, cleaned_up
 from tools.bench.usage import command
 from tools.process import ToolError
 

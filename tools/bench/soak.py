@@ -12,7 +12,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.node.local_group import http
+from tests.asking import http
 from tools.bench.figures import Figure, spread
 from tools.bench.leaks import leaked, look
 from tools.bench.local import forget_failures, ready_group, wait

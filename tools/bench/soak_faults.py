@@ -69,11 +69,7 @@ def _start_later(node: LocalNode, random: Random) -> str:
 
 def _freeze(group: LocalGroup, node: LocalNode, random: Random) -> str:
     """For longer than anybody waits."""
-    pause = random.uniform(1.5, 4) * NODE_TIMEOUT_S
-    node.signal(signal.SIGSTOP)
-    time.sleep(pause)
-    node.signal(signal.SIGCONT)
-    return f"{pause:.1f} s"
+    return _freeze_for(node, random.uniform(1.5, 4) * NODE_TIMEOUT_S)
 
 
 def _freeze_supervisor(group: LocalGroup, node: LocalNode, random: Random) -> str:
@@ -86,7 +82,10 @@ def _freeze_supervisor(group: LocalGroup, node: LocalNode, random: Random) -> st
 
 def _hiccup(group: LocalGroup, node: LocalNode, random: Random) -> str:
     """For less than anybody minds."""
-    pause = random.uniform(0.1, 0.5) * NODE_TIMEOUT_S
+    return _freeze_for(node, random.uniform(0.1, 0.5) * NODE_TIMEOUT_S)
+
+
+def _freeze_for(node: LocalNode, pause: float) -> str:
     node.signal(signal.SIGSTOP)
     time.sleep(pause)
     node.signal(signal.SIGCONT)
