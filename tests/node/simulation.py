@@ -71,6 +71,7 @@ class Simulation:
         self.group: Group | None = None
         self.saved: tuple[int, int, dict[str, Any] | None] = (0, 0, None)
         self.requests = 0  # running at the head
+        self.answers = True  # the API answers requests, not only its own health check
         self.exited: list[int] = []
         self.unreachable: set[tuple[int, int]] = set()  # pairs of ranks: the first cannot connect to the second
         self._order = itertools.count()
@@ -372,7 +373,7 @@ class Simulation:
                 self._to_head(ev.Rendezvoused(epoch))
                 self._to_head(ev.ApiAnswered(epoch))
             return
-        if self._probe == epoch and self.whole:
+        if self._probe == epoch and self.whole and self.answers:
             self._probe = None
             self._progress += 1
             self._to_head(ev.Proved(epoch, ""))

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from stack_node import events as ev
 from stack_node import report
 from stack_node.group import RENDEZVOUS_S
 from stack_node.member import Engine
-from stack_node.messages import PROTOCOL, Join
+from stack_node.messages import PROTOCOL, Failed, Join, Leaving, Stopped
 from stack_node.roster import ranks
 from tests.node.simulation import LOAD_S, SETTINGS, Phase, Simulation, up
 
@@ -70,6 +71,42 @@ def test_a_dead_engine_process_ends_the_epoch_for_all_within_a_second(rank: int)
     assert simulation.group.last_fault["rank"] == rank
     assert simulation.group.last_fault["log"] == ["last line"]
     assert simulation.saved[0] == 1
+
+
+def test_an_api_that_is_healthy_and_answers_nothing_is_not_ready() -> None:
+    simulation = Simulation()
+    simulation.answers = False
+    simulation.run(SETTINGS.stall_timeout)
+    assert phase(simulation) is Phase.STARTING
+    simulation.run(15)
+    assert any("a request of ours is unanswered" in line for line in simulation.said)
+    simulation.answers = True
+    assert simulation.run_until(lambda: simulation.ready, 30)
+
+
+def test_the_first_thing_after_a_fault_is_the_end_of_the_api() -> None:
+    simulation = up()
+    group, worker = simulation.group, simulation.nodes[1]
+    assert group is not None
+    assert worker.link is not None
+    actions = group.handle(ev.FromNode(worker.link, Failed(1, "killed", [])), simulation.now)
+    assert actions[0] == ev.KillOwnEngine()
+    assert {action.link for action in actions if isinstance(action, ev.Send)} == {n.link for n in simulation.nodes}
+
+
+def test_a_group_does_not_start_again_with_a_node_that_is_about_to_go() -> None:
+    simulation = up()
+    group = simulation.group
+    assert group is not None
+    links = [node.link for node in simulation.nodes]
+    assert None not in links
+    for message in (Leaving(), Stopped(1)):
+        for link in links[1:2] if isinstance(message, Leaving) else links:
+            group.handle(ev.FromNode(link or 0, message), simulation.now)
+        for _ in range(3):
+            group.handle(ev.Gauges(1, 1.0, 0), simulation.now)
+    assert group.phase is Phase.FORMING
+    assert "rank 1 (n, 10.0.0.1) to come back, which is stopping" in report.sentence(group, simulation.now)
 
 
 def test_a_cut_cable_of_three_seconds_is_nothing() -> None:
