@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -15,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stack_node import devices, family, lookout, processes, signs
-from stack_node.sharedmemory import Segments
-from stack_node.watch import Watch
+from stack_node import devices
 from tests.node import engine_stage
 from tests.node.conftest import Node, wait_until
 
@@ -374,108 +371,6 @@ def test_signs_of_life(stage: Stage, tmp_path: Path) -> None:
     stage.kill()
 
 
-def test_without_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    watch = Watch()
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        entry = processes.read(process.pid)
-        assert entry
-        assert watch.add(entry, "sleep")
-        assert watch.wait(0.0) == []
-        process.kill()
-        assert [known.pid for known in watch.wait(30.0)] == [process.pid]
-        assert watch.pids() == set()
-
-
-def test_a_number_that_is_another_process_by_now_is_not_watched() -> None:
-    entry = processes.read(os.getpid())
-    assert entry
-    other = processes.Process(entry.pid, entry.parent, "S", 1, 0, entry.started - 1, 0)
-    watch = Watch()
-    assert watch.add(other, "x") is None
-    assert watch.pids() == set()
-
-
-def test_a_zombie_with_a_living_thread_still_runs() -> None:
-    """What a thread that hangs in a driver makes of a killed process."""
-    code = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start(); "
-    code += "ctypes.CDLL(None).syscall(60, 0)"  # exit(2), of the first thread alone
-    if os.uname().machine != "x86_64":
-        pytest.skip("the number of exit(2)")
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
-
-        def state() -> processes.Process:
-            entry = processes.read(process.pid)
-            assert entry
-            return entry
-
-        wait_until(lambda: state().state == "Z", "the first thread ended")
-        assert state().alive
-        assert process.pid in processes.descendants(os.getpid())
-        process.kill()
-        wait_until(lambda: not state().alive, "killed")
-        assert process.pid not in processes.descendants(os.getpid())
-
-
-@pytest.mark.parametrize(
-    ("title", "parent", "counts", "name"),
-    [
-        ("VLLM::EngineCore", "vllm serve m", True, "VLLM::EngineCore"),
-        ("VLLM::Worker_TP1     ", "VLLM::EngineCore", False, "VLLM::Worker_TP1"),
-        ("mine::EngineCore_DP0", "vllm serve m", True, "mine::EngineCore_DP0"),
-        ("VLLM::EngineCore", "VLLM::EngineCore", True, None),
-        ("py -c from multiprocessing.spawn import spawn_main; spawn_main(3)", "v", True, "a multiprocessing child"),
-        ("py -c from multiprocessing.spawn import spawn_main; spawn_main(3)", "peer access test", False, None),
-        ("py -c from multiprocessing.forkserver import main; main(4)", "v", True, "a multiprocessing child"),
-        ("py -c from multiprocessing.resource_tracker import main;main(4)", "v", True, None),
-        ("nvcc x.cu", "VLLM::Worker_TP1", True, None),
-        ("", "vllm", True, None),
-    ],
-)
-def test_whose_end_is_the_engines_end(title: str, parent: str, counts: bool, name: str | None) -> None:
-    assert lookout.long_lived(title, parent, counts) == name
-
-
-def test_a_young_tree_is_looked_at_often_and_a_large_proc_more_rarely() -> None:
-    assert [lookout.interval(age, 0.0) for age in (0, 0.5, 5, 60, 599, 601)] == [0.1, 0.1, 0.5, 1.0, 1.0, 5.0]
-    assert lookout.interval(0, 0.02) == pytest.approx(2.0)
-    assert lookout.interval(3600, 0.02) == pytest.approx(8.0)
-
-
-def test_a_signal_without_a_name() -> None:
-    assert family.sentence("v", 2, 45) == "v (process 2) was killed by signal 45"
-
-
-def test_growth_of_counters() -> None:
-    assert signs.growth({(1, 1): 5, (2, 1): 50}, {(1, 1): 7, (3, 1): 4}) == 6
-    assert signs.growth({(1, 1): 5}, {(1, 2): 3}) == 3
-
-
-def test_only_segments_that_nobody_uses_are_removed() -> None:
-    folder = Path("/dev/shm")
-    mark = f"{os.getpid()}-test"
-    old = folder / f"psm_old{mark}"
-    old.touch()
-    segments = Segments()
-    names = ["psm_left", "torch_left", "nccl-mapped", "psm_open", "plain", "noted"]
-    left, torch, mapped, opened, plain, noted = (folder / f"{name}{mark}" for name in names)
-    try:
-        for path in (left, torch, mapped, opened, plain, noted):
-            path.write_bytes(bytes(4096))
-        with mapped.open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), 4096)
-        with noted.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-            segments.note(os.getpid())
-        with opened.open("rb"), memory:
-            removed = segments.remove()
-        assert sorted(path for path in removed if mark in path.name) == sorted([left, torch, noted])
-        assert all(path.exists() for path in (old, mapped, opened, plain))
-        assert mapped in segments.remove()
-    finally:
-        for path in folder.glob(f"*{mark}"):
-            path.unlink()
-
-
 def test_a_killed_engine_leaves_no_shared_memory(stage: Stage) -> None:
     stage.start(
         "from multiprocessing import resource_tracker, shared_memory\n"
@@ -489,48 +384,3 @@ def test_a_killed_engine_leaves_no_shared_memory(stage: Stage) -> None:
     assert (Path("/dev/shm") / name).exists()
     stage.kill()
     assert not (Path("/dev/shm") / name).exists()
-
-
-@pytest.mark.parametrize(
-    ("now", "free"),
-    [
-        ([100 << 20, 0], True),
-        ([611 << 20, 512 << 20], True),
-        ([100 << 20, (512 << 20) + 1], False),
-        ([100 << 20], False),
-    ],
-)
-def test_freed_memory(now: list[int], free: bool) -> None:
-    assert devices.freed([100 << 20, 0], now) is free
-
-
-NVML = """
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    *device = (void *)(0x700000000000 + index);
-    return 0;
-}
-int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
-    memory[0] = 1ULL << 40; memory[2] = ((unsigned long long)device - 0x700000000000 + 5) << 33;
-    return FAIL;
-}
-"""
-
-
-@pytest.mark.parametrize(("fail", "used"), [(0, [5 << 33, 6 << 33]), (3, None)])
-def test_device_memory(fail: int, used: list[int] | None, tmp_path: Path) -> None:
-    """Against a stand-in for NVIDIA's library, with numbers that do not fit 32 bits."""
-    try:
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", f"-DFAIL={fail}", "-xc", "-", "-o", tmp_path / "libnvidia-ml.so.1"],
-            input=NVML.encode(),
-            check=True,
-        )
-    except FileNotFoundError:
-        pytest.skip("no C compiler")
-    code = "from stack_node import devices; print(devices.device_memory_used())"
-    environment = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(Path(devices.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{used}\n"
