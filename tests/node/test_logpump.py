@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stack_node import config as configuration
-from stack_node.logpump import Sink, Voice, copy, line_of
+from stack_node.logpump import Sink, Voice, copy, labelled, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def drain(read_end: int, until: bytes, skip: int = 0) -> bytes:
 
 def test_bytes_pass_untouched(pipe: tuple[int, int]) -> None:
     source_read, source_write = os.pipe()
-    reader = copy(source_read, Sink(pipe[1], "stack-node"))
+    reader = copy(source_read, Sink(pipe[1], labelled("stack-node")))
     original = b"caf\xe9 \x00\r 10%\r 20%\n\xff" * 100 + b"END"
     os.write(source_write, original)
     assert drain(pipe[0], b"END") == original
@@ -56,7 +56,7 @@ def test_bytes_pass_untouched(pipe: tuple[int, int]) -> None:
 
 
 def test_own_lines_do_not_break_into_others(pipe: tuple[int, int]) -> None:
-    sink = Sink(pipe[1], "stack-node[0/2]")
+    sink = Sink(pipe[1], labelled("stack-node[0/2]"))
     sink.put(b"loading 10%")
     Voice(sink)("ready")
     assert drain(pipe[0], b"ready\n") == b"loading 10%\nstack-node[0/2]: ready\n"
@@ -64,7 +64,7 @@ def test_own_lines_do_not_break_into_others(pipe: tuple[int, int]) -> None:
 
 def test_a_stuck_reader_blocks_nobody_and_learns_what_it_missed(pipe: tuple[int, int]) -> None:
     filled = fill(pipe[1])
-    sink = Sink(pipe[1], "stack-node", limit=10_000)
+    sink = Sink(pipe[1], labelled("stack-node"), limit=10_000)
     lines = 20_000
     for number in range(lines):
         sink.put(b"line %d\n" % number)
@@ -80,7 +80,7 @@ def test_a_stuck_reader_blocks_nobody_and_learns_what_it_missed(pipe: tuple[int,
 
 def test_a_gap_ends_on_a_whole_line(pipe: tuple[int, int]) -> None:
     filled = fill(pipe[1])
-    sink = Sink(pipe[1], "stack-node", limit=4_000)
+    sink = Sink(pipe[1], labelled("stack-node"), limit=4_000)
     text = b"".join(b"line %06d\n" % number for number in range(50_000))
     for start in range(0, len(text), 7):  # chunks that end anywhere
         sink.put(text[start : start + 7])
@@ -95,7 +95,7 @@ def test_a_gap_ends_on_a_whole_line(pipe: tuple[int, int]) -> None:
 
 def test_a_reader_that_is_gone_is_no_error() -> None:
     read_end, write_end = os.pipe()
-    sink = Sink(write_end, "stack-node")
+    sink = Sink(write_end, labelled("stack-node"))
     os.close(read_end)
     sink.put(b"lost\n")
     assert sink.flush(10)
@@ -129,7 +129,7 @@ def test_json_lines_have_time_node_and_group() -> None:
 
 
 def test_a_voice_speaks_json_when_asked_to(pipe: tuple[int, int]) -> None:
-    sink = Sink(pipe[1], node(**GROUP, GEN_STACK_LOG_FORMAT="json"))
+    sink = Sink(pipe[1], line_of(node(**GROUP, GEN_STACK_LOG_FORMAT="json")))
     sink.put(b"loading 10%")
     Voice(sink)("ready")
     engine, own = drain(pipe[0], b"}\n").splitlines()
@@ -139,7 +139,7 @@ def test_a_voice_speaks_json_when_asked_to(pipe: tuple[int, int]) -> None:
 
 def test_gaps_are_told_in_json_too(pipe: tuple[int, int]) -> None:
     filled = fill(pipe[1])
-    sink = Sink(pipe[1], node(**GROUP, GEN_STACK_LOG_FORMAT="json"), limit=1_000)
+    sink = Sink(pipe[1], line_of(node(**GROUP, GEN_STACK_LOG_FORMAT="json")), limit=1_000)
     for number in range(1_000):
         sink.put(b"line %d\n" % number)
     sink.put(b"END\n")

@@ -57,12 +57,9 @@ def labelled(label: str) -> Callable[[str], bytes]:
 class Sink:
     """One output stream with a bounded buffer and a thread that writes it."""
 
-    def __init__(self, fd: int, own: NodeConfig | str, limit: int = BUFFER_BYTES) -> None:
-        """`own` says how lines of this process look among the output: a node's configuration, or just a label.
-
-        `limit` is in bytes.
-        """
-        self.line = labelled(own) if isinstance(own, str) else line_of(own)
+    def __init__(self, fd: int, line: Callable[[str], bytes], limit: int = BUFFER_BYTES) -> None:
+        """`line` writes this process's own lines among the output (`line_of`); `limit` is in bytes."""
+        self.line = line
         self._fd = fd
         self._limit = limit
         self._chunks: deque[tuple[bytes, bool]] = deque()  # output, and whether it has to begin a line

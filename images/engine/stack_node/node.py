@@ -35,7 +35,7 @@ def serve(args: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the engine with these arguments until it ends; returns the exit status."""
     supervise.take_signals()
     config, problems = configuration.read(environ)
-    errors = logpump.Sink(2, config)
+    errors = logpump.Sink(2, logpump.line_of(config))
     say = logpump.Voice(errors)
     try:
         return _serve(config, [*problems, *argv.problems(config, args)], args, environ, errors, say)
@@ -168,7 +168,7 @@ def _run_in_group(
 ) -> int:
     from stack_node import control  # aiohttp and all: only a group needs it
 
-    output = logpump.Sink(1, config)
+    output = logpump.Sink(1, logpump.line_of(config))
     start = control.Start(
         config=config,
         args=args,
@@ -187,7 +187,7 @@ def _run_in_group(
 
 def _run(config: NodeConfig, command: EngineCommand, errors: Sink, say: Voice) -> Outcome:
     supervise.become_subreaper()
-    output = logpump.Sink(1, config)
+    output = logpump.Sink(1, logpump.line_of(config))
     pipes = [os.pipe(), os.pipe()]
     pid, life_fd = supervise.spawn(command.argv, command.env, pipes[0][1], pipes[1][1])
     for _, write_end in pipes:
