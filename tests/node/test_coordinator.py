@@ -50,7 +50,7 @@ def head(folder: Path, api: AnsweringApi, events: list[ev.HeadEvent], port: int 
         events.append(event)
         return []
 
-    setattr(made.group, "handle", note)
+    made.group.handle = note  # type: ignore[assignment,method-assign]
     return made
 
 
