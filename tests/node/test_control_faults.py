@@ -171,7 +171,7 @@ def test_taken_ports_are_named_and_waited_for_at_no_cost(tmp_path: Path) -> None
         group.start()
         node = group.nodes[0]
         wait_until(lambda: node.says(f"the control port {group.port} cannot be opened (Address already in use"), "told")
-        assert node.says(f" (process {os.getpid()})\n")
+        assert node.says(f" (process {os.getpid()}); end that, or set another GEN_STACK_CONTROL_PORT on every node\n")
         control.close()
         wait_until(lambda: node.says(f"the API's port {group.port + 1} is taken: "), "told")
         assert not node.titled("VLLM::")
