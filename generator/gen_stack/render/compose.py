@@ -11,6 +11,7 @@ import yaml
 
 from gen_stack import __version__
 from gen_stack.plan import GroupPlan, Mount, NodePlan, Plan, digest
+from gen_stack.render.container import SHM_SIZES, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 CONTAINER_API_PORT = 8000
 """Where upstream's `vllm serve` listens inside a container of its own network."""
-
-SHM_SIZES = {"cuda": "16gb", "rocm": "16gb", "cpu": "2gb"}
-"""`/dev/shm` by device. The head alone needs 160 MiB for the engine's queue, NCCL and RCCL more for each GPU."""
 
 
 def render_compose(plan: Plan) -> dict[str, str]:
@@ -88,7 +86,7 @@ def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str
     yield comment, {"volumes": [_mount(mount) for mount in node.mounts] + rdma}
     if node.secrets:
         yield "", {"secrets": list(node.secrets)}
-    yield "", {"environment": _environment(plan, group, node)}
+    yield "", {"environment": environment(plan, group, node)}
     yield from _network(plan, group, node)
     same = ", the same on every node" if len(group.nodes) > 1 else ""
     yield f"The arguments of `vllm serve`{same}.", {"command": list(plan.command)}
@@ -139,50 +137,6 @@ def _upstream_healthcheck(plan: Plan) -> dict[str, Any]:
         code = f"import ssl, urllib.request as u; u.urlopen('https{url}, context=ssl._create_unverified_context())"
     # Loading may take long; failures do not count until the start period or the first success ends it.
     return {"test": ["CMD", "python3", "-c", code], "interval": "5s", "timeout": "10s", "start_period": "1h"}
-
-
-def _environment(plan: Plan, group: GroupPlan, node: NodePlan) -> dict[str, str]:
-    variables: dict[str, str] = {}
-    if group.supervised:
-        variables |= {
-            "NNODES": str(len(group.nodes)),
-            "NODE_RANK": str(node.rank),
-            "NODE_ADDR": node.address,
-            "MASTER_ADDR": group.head.address,
-            "MASTER_PORT": str(group.ports.master),
-            "GEN_STACK_CONTROL_PORT": str(group.ports.control),
-            "GEN_STACK_GROUP": group.name,
-            "GEN_STACK_DIGEST": digest(plan, group),
-            "GEN_STACK_API_PORT": str(group.ports.api),
-            "GEN_STACK_NODE_TIMEOUT": plan.recovery.node_timeout,
-            "GEN_STACK_STALL_TIMEOUT": plan.recovery.stall_timeout,
-            "GEN_STACK_MAX_RESTARTS": str(plan.recovery.max_restarts),
-            "GEN_STACK_DRAIN": plan.recovery.drain,
-            "GEN_STACK_RDMA": plan.rdma,
-        }
-        if plan.api_bind:
-            variables["GEN_STACK_API_BIND"] = plan.api_bind
-        if node.interface:
-            variables |= {"GLOO_SOCKET_IFNAME": node.interface, "NCCL_SOCKET_IFNAME": f"={node.interface}"}
-    variables |= {
-        variable: f"/run/secrets/{name}" for name, variable in _SECRET_VARIABLES.items() if name in node.secrets
-    }
-    if plan.offline:
-        variables["HF_HUB_OFFLINE"] = "1"
-    if plan.user:
-        variables |= {"HOME": "/tmp", "USER": "engine"}  # noqa: S108 - see planner.USER_HOME
-    variables["DO_NOT_TRACK"] = "1"
-    if node.devices.kind == "rocm":
-        ids = node.devices.ids or tuple(str(index) for index in range(node.devices.count))
-        variables["HIP_VISIBLE_DEVICES"] = ",".join(ids)
-    return {**variables, **dict(plan.environment), **dict(node.environment)}
-
-
-_SECRET_VARIABLES = {
-    "group_token": "GEN_STACK_TOKEN_FILE",
-    "api_key": "GEN_STACK_API_KEY_FILE",
-    "hub_token": "HF_TOKEN_PATH",
-}
 
 
 def _network(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str, dict[str, Any]]]:
