@@ -27,7 +27,12 @@ def totals() -> dict[str, int]:
 
 def known_type(name: str) -> str | None:
     """Find a type in the table, however it is written: `h100-80gb` and `H100_80GB` are `H100-80GB`."""
-    return next((one for one in totals() if _plain(one) == _plain(name)), None)
+    return _names().get(_plain(name))
+
+
+@functools.lru_cache(maxsize=1)
+def _names() -> dict[str, str]:
+    return {_plain(one): one for one in totals()}
 
 
 def _plain(name: str) -> str:

@@ -129,6 +129,8 @@ class GroupPlan:
     ports: Ports
     supervised: bool
     """False for a single node without replicas: that one behaves as upstream does, on a network of its own."""
+    digest: str = ""
+    """What `digest` says of the group; the planner fills it in when all else is decided."""
 
     @property
     def head(self) -> NodePlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from gen_stack.plan import (
     Plan,
     Ports,
     Recovery,
+    digest,
 )
 from gen_stack.release import LOCAL_REPOSITORY, image_tag, is_upstream_image, upstream_image
 from gen_stack.rules import device_count, groups_of
@@ -47,7 +49,7 @@ def make_plan(loaded: LoadedSpec) -> Plan:
     members = groups_of(spec)
     supervised = len(spec.nodes) > 1 or spec.gateway is not None
     image, image_choice = _image(loaded, supervised=supervised)
-    return Plan(
+    plan = Plan(
         name=spec.name,
         spec_file=_plain(PurePath(loaded.file).name),
         model=spec.model.id,
@@ -82,6 +84,8 @@ def make_plan(loaded: LoadedSpec) -> Plan:
         advice=tuple(better(spec, loaded.facts, parallelism)) if loaded.facts else (),
         forced=loaded.forced,
     )
+    groups = tuple(dataclasses.replace(group, digest=digest(plan, group)) for group in plan.groups)
+    return dataclasses.replace(plan, groups=groups)
 
 
 def _plain(name: str) -> str:

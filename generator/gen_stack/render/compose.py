@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib.resources
-import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from gen_stack import __version__
-from gen_stack.plan import GroupPlan, Mount, NodePlan, Plan, digest
+from gen_stack.render.block_yaml import block
 from gen_stack.render.container import SHM_SIZES, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.abc import Traversable
+
+    from gen_stack.plan import GroupPlan, Mount, NodePlan, Plan
 
 CONTAINER_API_PORT = 8000
 """Where upstream's `vllm serve` listens inside a container of its own network."""
@@ -24,11 +22,11 @@ CONTAINER_API_PORT = 8000
 def render_compose(plan: Plan) -> dict[str, str]:
     """Write all files of a stack, as their paths below the output folder and their texts, without the secrets."""
     files: dict[str, str] = {}
+    context = build_context() if plan.image.kind == "build" else {}
     for group in plan.groups:
         for node in group.nodes:
             files[f"{node.name}/compose.yaml"] = compose_file(plan, group, node)
-            if plan.image.kind == "build":
-                files |= {f"{node.name}/image/{path}": text for path, text in build_context().items()}
+            files |= {f"{node.name}/image/{path}": text for path, text in context.items()}
             folders = [mount.source for mount in node.mounts if mount.source.startswith("./")]
             files |= {f"{node.name}/{folder[2:]}/.keep": "" for folder in folders}
     return files
@@ -223,15 +221,12 @@ def _labels(plan: Plan, group: GroupPlan, node: NodePlan) -> dict[str, str]:
         "gen-stack.group": group.name,
         "gen-stack.node": node.name,
         "gen-stack.rank": str(node.rank),
-        "gen-stack.digest": digest(plan, group),
+        "gen-stack.digest": group.digest,
     }
 
 
 def _yaml(section: dict[str, Any], indent: int = 0) -> str:
-    text = yaml.dump(
-        _escaped(section), Dumper=_Dumper, sort_keys=False, width=10**6, allow_unicode=True, default_flow_style=False
-    )
-    return textwrap.indent(text.rstrip("\n"), " " * indent)
+    return block(_escaped(section), indent)
 
 
 def _escaped(value: Any) -> Any:
@@ -241,26 +236,3 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(one) for one in value]
     return value.replace("$", "$$") if isinstance(value, str) else value
-
-
-class _Dumper(yaml.SafeDumper):
-    """Block style with indented lists, as people write Compose files."""
-
-    yaml_implicit_resolvers = yaml.SafeDumper.yaml_implicit_resolvers.copy()
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's form
-        super().increase_indent(flow, indentless=False)
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's form
-        return True
-
-
-def _text(dumper: _Dumper, text: str) -> yaml.Node:
-    """Write what is not plain to see, line breaks too, as escapes: dialects of YAML differ in it."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
-
-
-_Dumper.add_representer(str, _text)
-# Compose's YAML takes more texts for numbers than PyYAML's, such as 1e5, 0o17 and 12_3.4: they need quotation marks.
-_NUMBER = r"[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9_]+)?$|[-+]?0[xob][0-9a-fA-F_]+$"
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_NUMBER), list("-+.0123456789"))

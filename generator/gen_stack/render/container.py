@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gen_stack.plan import digest
-
 if TYPE_CHECKING:
     from gen_stack.plan import GroupPlan, NodePlan, Plan
 
@@ -49,7 +47,7 @@ def group_environment(plan: Plan, group: GroupPlan) -> dict[str, str]:
         "MASTER_PORT": str(group.ports.master),
         "GEN_STACK_CONTROL_PORT": str(group.ports.control),
         "GEN_STACK_GROUP": group.name,
-        "GEN_STACK_DIGEST": digest(plan, group),
+        "GEN_STACK_DIGEST": group.digest,
         "GEN_STACK_API_PORT": str(group.ports.api),
         "GEN_STACK_NODE_TIMEOUT": plan.recovery.node_timeout,
         "GEN_STACK_STALL_TIMEOUT": plan.recovery.stall_timeout,
