@@ -95,7 +95,8 @@ which may have plugins, a flag or a choice that vLLM does not have is a warning.
 |---|---|---|
 {rows}
 
-`replicas`, `groups` and `recovery` reach the nodes' environment. A gateway is checked but not generated yet. What
+`replicas`, `groups` and `recovery` reach the nodes' environment. What the gateway does is in
+[gateway.md](gateway.md). What
 `model.config` and `gpu` are for, and how parallel sizes are chosen, is in [planning.md](planning.md).
 
 ## Flags that gen-stack sets

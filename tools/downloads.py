@@ -130,6 +130,21 @@ def busybox() -> Path:
     return _entry("busybox", lambda folder: _unpack_debs("bookworm", ("busybox-static",), folder)) / "bin/busybox"
 
 
+def haproxy() -> Path:
+    """Return a folder with HAProxy 3.0 (Debian 13) and its libraries; `bin/haproxy` runs it on any libc."""
+
+    def build(folder: Path) -> None:
+        _unpack_debs("trixie", _HAPROXY, folder)
+        script = folder / "bin/haproxy"
+        script.parent.mkdir()
+        script.write_text(_HAPROXY_SCRIPT)
+        script.chmod(0o755)
+        if "version 3.0." not in (said := run([str(script), "-v"])):
+            raise ToolError(f"Debian trixie has another HAProxy than 3.0: it says '{said.strip()}'")
+
+    return _entry("haproxy-3.0", build)
+
+
 def docker_config(compose_version: str, *, with_buildx: bool) -> Path:
     """Return a folder to use as DOCKER_CONFIG, with that Compose (and buildx) as the client's plugins."""
     plugins = {"docker-compose": compose(compose_version)}
@@ -142,6 +157,30 @@ def docker_config(compose_version: str, *, with_buildx: bool) -> Path:
             shutil.copy2(source, folder / "cli-plugins" / name)
 
     return _entry(f"docker-config-{compose_version}{'-buildx' if with_buildx else ''}", build)
+
+
+_HAPROXY = (
+    "haproxy",
+    "libc6",
+    "libcrypt1",
+    "libgcc-s1",
+    "libjemalloc2",
+    "liblua5.4-0",
+    "libopentracing-c-wrapper0t64",
+    "libopentracing1",
+    "libpcre2-8-0",
+    "libssl3t64",
+    "libstdc++6",
+    "libzstd1",
+    "zlib1g",
+)
+# Its own dynamic linker, and this script as its name: on a reload HAProxy starts what it was called as.
+_HAPROXY_SCRIPT = """\
+#!/bin/sh
+usr=$(dirname "$(dirname "$(readlink -f "$0")")")/usr
+libraries=$(echo "$usr"/lib/*-linux-gnu)
+exec "$libraries"/ld-linux-*.so.* --argv0 "$0" --library-path "$libraries" "$usr/sbin/haproxy" "$@"
+"""
 
 
 # -- how they are fetched -------------------------------------------------------------------------------------------
@@ -264,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"compose-{NEWEST_COMPOSE}": functools.partial(compose, NEWEST_COMPOSE),
         "buildx": buildx,
         "busybox": busybox,
+        "haproxy": haproxy,
     }
     parser = argparse.ArgumentParser(prog="python -m tools.downloads", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(makers)}")

@@ -245,7 +245,7 @@ def _compose_of(plan: Plan, name: str) -> str:
 
 def _report(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> None:
     """Say what was decided, what was written, and what to do next."""
-    from gen_stack.plan import endpoint
+    from gen_stack.plan import endpoint, gateway_endpoints
 
     print(f"{plan.name}: {plan.model} on {len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}")
     for choice in plan.choices:
@@ -259,8 +259,11 @@ def _report(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> None:
     print("next: copy each folder to its host, and in it run")
     for group in plan.groups:
         for node in group.nodes:
-            wait = f"up -d --wait   then the endpoint is {endpoint(plan, group)}" if node.is_head else "up -d"
+            what = f"group {group.name} is at" if plan.gateway else "the endpoint is"
+            wait = f"up -d --wait   then {what} {endpoint(plan, group)}" if node.is_head else "up -d"
             print(f"  {node.name} ({node.address}): docker compose {wait}")
+    for node, url in gateway_endpoints(plan):
+        print(f"the endpoint is {url}, the gateway on {node.name}")
 
 
 def _left_over(plan: Plan, folder: Path, changes: list[tuple[str, str]]) -> list[str]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from gen_stack.document import Document, read_document
 from gen_stack.engine_flags import argument_warnings
 from gen_stack.fit import findings
+from gen_stack.gateway_files import gateway_files
 from gen_stack.model_files import Found, read_facts, text_of
 from gen_stack.model_rules import advice, problems_of_model
 from gen_stack.problems import KeyPath, Problem, SpecError, key_text, listed, shown, suggestion
@@ -68,6 +69,10 @@ class LoadedSpec:
     """Facts of the model, from `model.config` or the catalogue."""
     forced: tuple[str, ...] = ()
     """What is wrong and was to be written anyway."""
+    gateway_keys: tuple[str, ...] = ()
+    """The API keys of the gateway's users."""
+    gateway_tls: str | None = None
+    """Its certificate chain and private key, in one text."""
 
     @property
     def file(self) -> str:
@@ -86,6 +91,8 @@ def load_spec(path: Path, *, force: bool = False, without_config: bool = False) 
     spec, problems = _validated(document)
     secrets: dict[str, str] = {}
     problems += _named_files(document.data, path.parent, secrets)
+    files = gateway_files(document.data.get("gateway"), path.parent)
+    problems += files.problems
     found = read_facts(spec, path.parent) if spec is not None and not without_config else Found(None)
     facts = found.facts
     problems += found.problems
@@ -99,7 +106,17 @@ def load_spec(path: Path, *, force: bool = False, without_config: bool = False) 
         raise SpecError(document.file, [document.locate(problem) for problem in problems])
     noted = [*_warnings(spec), *found.warnings, *advice(spec, facts), *(one.problem for one in judged)]
     warnings = tuple(document.locate(problem).render(document.file) for problem in noted)
-    return LoadedSpec(document, path.parent, spec, secrets, warnings, facts, forced=tuple(one.words for one in errors))
+    return LoadedSpec(
+        document,
+        path.parent,
+        spec,
+        secrets,
+        warnings,
+        facts,
+        forced=tuple(one.words for one in errors),
+        gateway_keys=files.keys or ((secrets["api_key"],) if spec.gateway and "api_key" in secrets else ()),
+        gateway_tls=files.tls,
+    )
 
 
 def _validated(document: Document) -> tuple[Spec | None, list[Problem]]:
@@ -228,9 +245,6 @@ def _named_files(data: dict[str, Any], folder: Path, secrets: dict[str, str]) ->
             secret, wrong = _one_line(folder / value, key, value)
             problems += wrong
             secrets[name] = secret
-    for key in (("gateway", "keys_file"), ("gateway", "tls", "cert_file"), ("gateway", "tls", "key_file")):
-        if isinstance(value := _value_at(data, key), str) and value:
-            problems += text_of(folder / value, key, value)[1]
     return problems
 
 
@@ -249,8 +263,8 @@ def _warnings(spec: Spec) -> Iterator[Problem]:
         words = f"gen-stack is tested with vLLM {ENGINE_VERSION}, not with {spec.engine.version}"
         yield Problem(("engine", "version"), words)
     yield from argument_warnings(spec.engine)
-    if spec.gateway is not None:
-        yield Problem(("gateway",), "checked, but this version of gen-stack does not generate a gateway yet")
+    if spec.gateway and not (spec.gateway.keys_file or spec.api.key_file):
+        yield Problem(("gateway",), "has no API keys, so whoever reaches it may use the model; name a keys_file")
     for index, node in enumerate(spec.nodes):
         for name in sorted(node.env.keys() & spec.engine.env.keys()):
             where: KeyPath = ("nodes", index, "env", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,23 @@ def outputs(loaded: LoadedSpec, plan: Plan, folder: Path) -> dict[str, OutputFil
         for node in group.nodes:
             for name in node.secrets:
                 files[f"{node.name}/secrets/{name}"] = OutputFile(f"{texts[name]}\n", secret=True)
+    for name in plan.gateway.nodes if plan.gateway else ():
+        for path, text in _gateway_secrets(loaded).items():
+            files[f"{name}/secrets/gateway/{path}"] = OutputFile(text, secret=True)
     return files
+
+
+def _gateway_secrets(loaded: LoadedSpec) -> dict[str, str]:
+    """Write the gateway's secrets as HAProxy reads them: of its users' keys it has digests only."""
+    texts = {}
+    if loaded.gateway_keys:
+        digests = [hashlib.sha256(key.encode()).hexdigest().upper() for key in loaded.gateway_keys]
+        texts["keys"] = "".join(f"{digest}\n" for digest in digests)
+    if "api_key" in loaded.secrets:
+        texts["engine_key"] = f"engines {loaded.secrets['api_key']}\n"
+    if loaded.gateway_tls:
+        texts["tls.pem"] = loaded.gateway_tls
+    return texts
 
 
 def _token_path(group: GroupPlan) -> str:

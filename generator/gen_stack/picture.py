@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from gen_stack.options import GIB
-from gen_stack.plan import GroupPlan, NodePlan, Plan, endpoint
+from gen_stack.plan import GroupPlan, NodePlan, Plan, endpoint, gateway_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,7 @@ BAR = 40
 def picture(plan: Plan, warnings: tuple[str, ...] = ()) -> str:
     """Draw the plan: groups, nodes and what they hold, memory, choices, warnings."""
     lines = [f"{plan.name}: {plan.model} on {len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}"]
+    lines += [f"endpoint {url}, the gateway on {node.name}" for node, url in gateway_endpoints(plan)]
     for group in plan.groups:
         lines += ["", *_group(plan, group)]
     lines += ["", *_memory(plan), "", "choices", *_choices(plan)]
@@ -124,6 +125,7 @@ def as_data(plan: Plan, warnings: tuple[str, ...] = ()) -> dict[str, Any]:
         "model": plan.model,
         "engine": {"version": plan.engine_version, "image": plan.image.reference, "command": list(plan.command)},
         "parallelism": dataclasses.asdict(plan.parallelism),
+        "gateway": [{"node": node.name, "endpoint": url} for node, url in gateway_endpoints(plan)],
         "groups": [_group_data(plan, group) for group in plan.groups],
         "memory": _memory_data(plan.memory) if plan.memory else None,
         "unchecked": plan.unchecked,

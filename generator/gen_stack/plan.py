@@ -79,13 +79,18 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Gateway:
-    """One address in front of the groups. Files are as the spec names them."""
+    """One address in front of the groups."""
 
     nodes: tuple[str, ...]
     bind: str
     port: int
-    keys_file: str | None
-    tls_files: tuple[str, str] | None
+    metrics_port: int
+    """On the loopback address of the gateway's own host."""
+    keyed: bool
+    """Whether users need an API key."""
+    engine_key: bool
+    """Whether the engines need one, which the gateway then sends."""
+    tls: bool
     max_body_bytes: int
     sticky_header: str | None
 
@@ -196,8 +201,23 @@ def digest(plan: Plan, group: GroupPlan) -> str:
 
 def endpoint(plan: Plan, group: GroupPlan) -> str:
     """Write the URL of a group's endpoint as its users reach it."""
-    address = ipaddress.ip_address(plan.api_bind or group.head.address)
-    if address.is_unspecified:
-        address = ipaddress.ip_address(group.head.address)
-    host = f"[{address}]" if address.version == 6 else str(address)
-    return f"{'https' if plan.api_tls else 'http'}://{host}:{group.ports.api}"
+    return _url(plan.api_bind, group.head, group.ports.api, tls=plan.api_tls)
+
+
+def gateway_endpoints(plan: Plan) -> tuple[tuple[NodePlan, str], ...]:
+    """List the nodes that run the gateway, each with the URL that its users reach; none without a gateway."""
+    gateway = plan.gateway
+    if gateway is None:
+        return ()
+    nodes = (node for node in plan.nodes if node.name in gateway.nodes)
+    return tuple((node, _url(gateway.bind, node, gateway.port, tls=gateway.tls)) for node in nodes)
+
+
+def url_host(address: str) -> str:
+    """Write a numeric address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
+
+
+def _url(bind: str | None, node: NodePlan, port: int, *, tls: bool) -> str:
+    reached = node.address if bind is None or ipaddress.ip_address(bind).is_unspecified else bind
+    return f"{'https' if tls else 'http'}://{url_host(reached)}:{port}"

@@ -78,7 +78,7 @@ def make_plan(loaded: LoadedSpec) -> Plan:
             for number, group in enumerate(members)
         ),
         choices=(*choices, image_choice),
-        gateway=_gateway(spec),
+        gateway=_gateway(loaded),
         memory=memory,
         unchecked=unchecked(spec, loaded.facts, memory),
         advice=tuple(better(spec, loaded.facts, parallelism)) if loaded.facts else (),
@@ -139,16 +139,18 @@ def engine_flag(name: str, value: Any) -> list[str]:
     return [f"--{name}={argument_text(value)}"]
 
 
-def _gateway(spec: Spec) -> Gateway | None:
-    if spec.gateway is None:
+def _gateway(loaded: LoadedSpec) -> Gateway | None:
+    given = loaded.spec.gateway
+    if given is None:
         return None
-    given = spec.gateway
     return Gateway(
         nodes=tuple(given.nodes),
         bind=given.bind,
         port=given.port,
-        keys_file=given.keys_file or spec.api.key_file,
-        tls_files=(given.tls.cert_file, given.tls.key_file) if given.tls else None,
+        metrics_port=given.metrics_port,
+        keyed=bool(loaded.gateway_keys),
+        engine_key="api_key" in loaded.secrets,
+        tls=given.tls is not None,
         max_body_bytes=size_bytes(given.max_body),
         sticky_header=given.sticky_header,
     )

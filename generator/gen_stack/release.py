@@ -5,6 +5,9 @@ from gen_stack import __version__
 ENGINE_VERSION = "0.32.0"
 """The vLLM release that this version of gen-stack is tested with."""
 
+GATEWAY_IMAGE = "haproxy:3.0"
+"""HAProxy's official image: the branch with long-term support that this version of gen-stack is tested with."""
+
 UPSTREAM_IMAGES = {
     "cuda": "vllm/vllm-openai",
     "rocm": "vllm/vllm-openai-rocm",

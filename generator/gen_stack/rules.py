@@ -368,10 +368,19 @@ def _gateway(spec: Spec) -> Iterator[Problem]:
             yield Problem(
                 ("gateway", "nodes", index), f"{shown(name)} is no node of this spec{suggestion(name, known)}"
             )
+        elif name in spec.gateway.nodes[:index]:
+            yield Problem(("gateway", "nodes", index), f"{shown(name)} stands there twice; write it once")
     taken = {spec.api.port: "api.port", spec.network.control_port: "network.control_port"}
-    if spec.gateway.port in taken:
-        words = f"{spec.gateway.port} is also {taken[spec.gateway.port]}; give the gateway a port of its own"
-        yield Problem(("gateway", "port"), words)
+    for key, port in (("port", spec.gateway.port), ("metrics_port", spec.gateway.metrics_port)):
+        if port in taken:
+            yield Problem(("gateway", key), f"{port} is also {taken[port]}; give the gateway a port of its own")
+        taken.setdefault(port, f"gateway.{key}")
+    heads = [spec.nodes[group[0]] for group in groups_of(spec) if group]
+    apart = [head.name for head in heads if spec.gateway.nodes != [head.name]]
+    loopback = spec.api.bind is not None and ipaddress.ip_address(spec.api.bind).is_loopback
+    if loopback and apart and not all(ipaddress.ip_address(node.address).is_loopback for node in spec.nodes):
+        words = f"{shown(spec.api.bind)} is reached on its own host only, so the gateway cannot reach {apart[0]}"
+        yield Problem(("api", "bind"), f"{words}; leave it out, and close the heads with `gen-stack ports --nft`")
 
 
 def _rdma(spec: Spec) -> Iterator[Problem]:

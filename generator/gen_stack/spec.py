@@ -384,12 +384,13 @@ class Gateway(_Part):
 
     nodes: Annotated[list[NodeName], Field(min_length=1, description="The nodes it runs on.")]
     port: Annotated[Port, Field(description="The gateway's port.")] = 8080
+    metrics_port: Annotated[Port, Field(description="Its metrics, on the loopback address of its host.")] = 8404
     bind: Annotated[BindAddress, Field(description="Where it listens.")] = "0.0.0.0"  # noqa: S104 - it is to be reached
     keys_file: Annotated[
         PlainText | None, Field(description="File with API keys, one a line. Default: api.key_file.")
     ] = None
     tls: Annotated[Tls | None, Field(description="Serve HTTPS.")] = None
-    max_body: Annotated[Size, Field(description="Largest request that is taken.")] = "8MiB"
+    max_body: Annotated[Size, Field(description="Largest request that is taken.")] = "2MiB"
     sticky_header: Annotated[
         str | None,
         _matching(r"[A-Za-z0-9-]+", "write the name of a header, such as X-Session"),
@@ -416,9 +417,7 @@ class Spec(_Part):
     recovery: Section[Recovery] = Recovery()
     replicas: Annotated[int, Field(ge=1, description="Split the nodes into this many equal groups.")] = 1
     groups: Annotated[list[list[NodeName]] | None, Field(description="Or name the groups.")] = None
-    gateway: Annotated[
-        Gateway | None, Field(description="One address in front of the groups. Checked, not generated yet.")
-    ] = None
+    gateway: Annotated[Gateway | None, Field(description="One address in front of the groups.")] = None
 
     @model_validator(mode="before")
     @classmethod

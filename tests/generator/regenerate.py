@@ -5,6 +5,7 @@ Golden files (`tests/generator/golden/`), the reference stacks (`compose/`) and 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from gen_stack.load import load_spec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GOLDEN = ROOT / "tests" / "generator" / "golden"
 REFERENCE = ROOT / "compose"
+FILES = ("/compose.yaml", "/gateway/haproxy.cfg")
 SCHEMA = ROOT / "docs" / "spec.schema.json"
 
 
@@ -27,14 +29,15 @@ def stacks(folder: Path) -> list[Path]:
 
 
 def expected(stack: Path) -> dict[str, str]:
-    """Render the Compose files of a stack, by their paths below its folder; a secret or an image is no part of it."""
+    """Render a stack's files, by their paths below its folder; a secret or an image is no part of it."""
     files = render_compose(make_plan(load_spec(stack / "spec.yaml")))
-    return {path: text for path, text in files.items() if path.endswith("/compose.yaml")}
+    return {path: text for path, text in files.items() if path.endswith(FILES)}
 
 
 def present(stack: Path) -> dict[str, str]:
-    """Read the Compose files of a stack as they stand there."""
-    return {str(path.relative_to(stack)): path.read_text("utf-8") for path in sorted(stack.glob("*/compose.yaml"))}
+    """Read the same files as they stand there."""
+    found = sorted(path for name in FILES for path in stack.glob(f"*{name}"))
+    return {str(path.relative_to(stack)): path.read_text("utf-8") for path in found}
 
 
 def main() -> None:
@@ -43,9 +46,11 @@ def main() -> None:
         wanted = expected(stack)
         for path in present(stack).keys() - wanted.keys():
             (stack / path).unlink()
-            (stack / path).parent.rmdir()
+            with contextlib.suppress(OSError):  # another file is in it
+                for above in list((stack / path).parents)[: path.count("/")]:
+                    above.rmdir()
         for path, text in wanted.items():
-            (stack / path).parent.mkdir(exist_ok=True)
+            (stack / path).parent.mkdir(parents=True, exist_ok=True)
             (stack / path).write_text(text, encoding="utf-8")
     SCHEMA.write_text(schema_text(), encoding="utf-8")
 

@@ -108,7 +108,10 @@ def test_files_are_looked_for_beside_the_spec(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_file_that_is_not_there(key: str, section: str) -> None:
     words = "there is no file 'nowhere' beside the spec; write its path from the spec's folder, or make the file"
-    assert error(f"{ONE}{section}\n", {"key": "x"}) == f"spec.yaml:5: {key}: {words}"
+    assert (
+        error(f"{ONE}{section}\n", {"key": "-----BEGIN CERTIFICATE----- -----BEGIN PRIVATE KEY-----"})
+        == f"spec.yaml:5: {key}: {words}"
+    )
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_what_is_taken_but_noteworthy_is_a_warning() -> None:
     assert warnings(text) == (
         [
             "spec.yaml:6: engine.version: gen-stack is tested with vLLM 0.32.0, not with 0.31.0",
-            "spec.yaml:7: gateway: checked, but this version of gen-stack does not generate a gateway yet",
+            "spec.yaml:7: gateway: has no API keys, so whoever reaches it may use the model; name a keys_file",
             "spec.yaml:5: nodes[1].env.A: overrides engine.env.A on this node",
             "spec.yaml:5: nodes[1].env.B: overrides engine.env.B on this node",
         ]

@@ -154,6 +154,15 @@ def test_two_spellings_of_one_address_are_one() -> None:
             "spec.yaml:6: gateway.port: 8000 is also api.port; give the gateway a port of its own",
         ),
         (
+            "gateway: {nodes: [a], port: 8404}",
+            "spec.yaml:6: gateway.metrics_port: 8404 is also gateway.port; give the gateway a port of its own",
+        ),
+        ("gateway: {nodes: [a, a]}", "spec.yaml:6: gateway.nodes[1]: 'a' stands there twice; write it once"),
+        (
+            "api: {bind: 127.0.0.1}\ngateway: {nodes: [b]}",
+            "spec.yaml:6: api.bind: '127.0.0.1' is reached on its own host only, so the gateway cannot reach a",
+        ),
+        (
             "engine: {device: cpu}",
             "spec.yaml:4: nodes[0].gpus: 8 with engine.device cpu; write 0, or choose the device that the GPUs are",
         ),

@@ -46,14 +46,17 @@ groups: null
 gateway:
   nodes: [gpu-a]
   port: 8080
+  metrics_port: 8404
   bind: 0.0.0.0
   keys_file: ./keys
   tls: {cert_file: ./cert.pem, key_file: ./key.pem}
-  max_body: 8MiB
+  max_body: 2MiB
   sticky_header: null
 """
 FILES = dict.fromkeys(("hf_token", "api_key", "token", "keys", "cert.pem", "key.pem"), "text\n")
 FILES["config.json"] = "{}"
+FILES["cert.pem"] = "-----BEGIN CERTIFICATE-----"
+FILES["key.pem"] = "-----BEGIN PRIVATE KEY-----"
 
 
 def test_every_key_of_the_design_is_taken() -> None:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from gen_stack import __version__
 from gen_stack.render.block_yaml import block
-from gen_stack.render.container import SHM_SIZES, environment
+from gen_stack.render.container import LOGGING, SHM_SIZES, environment
+from gen_stack.render.gateway import gateway_service
+from gen_stack.render.haproxy import haproxy_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from importlib.abc import Traversable
 
     from gen_stack.plan import GroupPlan, Mount, NodePlan, Plan
@@ -29,6 +31,8 @@ def render_compose(plan: Plan) -> dict[str, str]:
             files |= {f"{node.name}/image/{path}": text for path, text in context.items()}
             folders = [mount.source for mount in node.mounts if mount.source.startswith("./")]
             files |= {f"{node.name}/{folder[2:]}/.keep": "" for folder in folders}
+    if plan.gateway:
+        files |= {f"{name}/gateway/haproxy.cfg": haproxy_config(plan, plan.gateway) for name in plan.gateway.nodes}
     return files
 
 
@@ -54,20 +58,27 @@ def compose_file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
         f"# Start it here with: docker compose up -d{' --wait' if node.is_head else ''}",
         *(f"# WARNING, written with --force: {words}." for words in plan.forced),
         "",
-        _yaml({"name": node.project}),
+        block({"name": node.project}),
         "",
         "services:",
         "  engine:",
     ]
-    for comment, section in _service(plan, group, node):
-        lines += [f"    # {line}" for line in comment.splitlines()]
-        lines.append(_yaml(section, indent=4))
+    lines += _lines(_service(plan, group, node))
+    if plan.gateway and node.name in plan.gateway.nodes:
+        lines += ["", "  gateway:", *_lines(gateway_service(plan, plan.gateway))]
     secrets = {name: {"file": f"./secrets/{name}"} for name in node.secrets}
     volumes = {mount.source: _volume(mount) for mount in node.mounts if mount.kind == "volume"}
     for key, entries in (("volumes", volumes), ("secrets", secrets)):
         if entries:
-            lines += ["", _yaml({key: entries})]
+            lines += ["", block({key: entries})]
     return "\n".join(lines) + "\n"
+
+
+def _lines(keys: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """Write the keys of a service, each below its comment."""
+    for comment, section in keys:
+        yield from (f"    # {line}" for line in comment.splitlines())
+        yield block(section, indent=4)
 
 
 def _role(group: GroupPlan, node: NodePlan) -> str:
@@ -91,11 +102,7 @@ def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str
     yield "", {"restart": "unless-stopped"}
     if plan.image.kind == "upstream":
         yield "", {"healthcheck": _upstream_healthcheck(plan)}
-    log_options = {"mode": "non-blocking", "max-buffer-size": "4m", "max-size": "50m", "max-file": "5"}
-    yield (
-        "A slow disk under the logs must not stop the engine.",
-        {"logging": {"driver": "json-file", "options": log_options}},
-    )
+    yield "A slow disk under the logs must not stop the engine.", {"logging": LOGGING}
     yield "", {"labels": _labels(plan, group, node)}
     yield from _rights(plan, node)
     yield from _devices(plan, group, node)

@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 SHM_SIZES = {"cuda": "16gb", "rocm": "16gb", "cpu": "2gb"}
 """`/dev/shm` by device. The head alone needs 160 MiB for the engine's queue, NCCL and RCCL more for each GPU."""
 
+LOGGING = {
+    "driver": "json-file",
+    "options": {"mode": "non-blocking", "max-buffer-size": "4m", "max-size": "50m", "max-file": "5"},
+}
+"""Docker's own logging, bounded, and dropping lines rather than waiting for a disk."""
+
 SECRET_VARIABLES = {
     "group_token": "GEN_STACK_TOKEN_FILE",
     "api_key": "GEN_STACK_API_KEY_FILE",
