@@ -58,7 +58,7 @@ def compose_file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
         f"# Start it here with: docker compose up -d{' --wait' if node.is_head else ''}",
         *(f"# WARNING, written with --force: {words}." for words in plan.forced),
         "",
-        block({"name": node.project}),
+        _yaml({"name": node.project}),
         "",
         "services:",
         "  engine:",
@@ -70,7 +70,7 @@ def compose_file(plan: Plan, group: GroupPlan, node: NodePlan) -> str:
     volumes = {mount.source: _volume(mount) for mount in node.mounts if mount.kind == "volume"}
     for key, entries in (("volumes", volumes), ("secrets", secrets)):
         if entries:
-            lines += ["", block({key: entries})]
+            lines += ["", _yaml({key: entries})]
     return "\n".join(lines) + "\n"
 
 
@@ -78,7 +78,7 @@ def _lines(keys: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     """Write the keys of a service, each below its comment."""
     for comment, section in keys:
         yield from (f"    # {line}" for line in comment.splitlines())
-        yield block(section, indent=4)
+        yield _yaml(section, indent=4)
 
 
 def _role(group: GroupPlan, node: NodePlan) -> str:

@@ -22,15 +22,15 @@ def gateway_service(plan: Plan, gateway: Gateway) -> Iterator[tuple[str, dict[st
         {"volumes": [_folder("./gateway", CONFIG_FOLDER), *_secrets(gateway)]},
     )
     yield "The users' own addresses are seen, and any port is free to choose.", {"network_mode": "host"}
-    yield "", {"entrypoint": ["haproxy", "-W", "-db"], "command": ["-f", f"{CONFIG_FOLDER}/haproxy.cfg"]}
+    yield "", {"command": ["-f", f"{CONFIG_FOLDER}/haproxy.cfg"], "entrypoint": ["haproxy", "-W", "-db"]}
     yield "", {"restart": "unless-stopped", "healthcheck": _healthcheck(gateway)}
     yield "", {"logging": LOGGING}
     yield "", {"labels": {"gen-stack.stack": plan.name, "gen-stack.part": "gateway"}}
     yield from _rights(plan, gateway)
-    yield "", {"security_opt": ["no-new-privileges:true"], "read_only": True}
+    yield "", {"read_only": True, "security_opt": ["no-new-privileges:true"]}
     yield (
         "New connections are refused at once; running answers have as long as in the engine.",
-        {"stop_signal": "SIGUSR1", "stop_grace_period": f"{plan.stop_grace_s}s"},
+        {"stop_grace_period": f"{plan.stop_grace_s}s", "stop_signal": "SIGUSR1"},
     )
 
 
