@@ -2,7 +2,7 @@
 # make test    every test, with the real engine on lab hosts; make check: the quick part of it; make faults: every fault
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint unit generated images faults lab-up lab-down bench clean
+.PHONY: help demo test check lint unit generated images faults launchers lab-up lab-down bench clean
 
 PYTHON ?= python3
 HOSTS ?= 3
@@ -25,11 +25,15 @@ demo: $(READY) ## Start the demo stack on this machine and ask it a question
 check: lint unit ## Lint, types, unit tests; under a minute
 
 test: check ## Every test: units, lab hosts, the real engine with a real model
-	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke)" -v --durations=0 --durations-min=20
+	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke) and not launchers" -v --durations=0 --durations-min=20
 
 faults: check ## Every row of the fault matrix on lab hosts, the fake engine and the real one; about an hour
 	@rm -f build/faults.json
 	@$(BIN)/python -m pytest tests/fake tests/faults -m faults -v; code=$$?; $(BIN)/python -m tests.faults.table; exit $$code
+
+launchers: $(READY) ## The stack started by torchrun, Slurm, Kubernetes' and SkyPilot's environments, on lab hosts with the real engine
+	@rm -f build/launchers.json
+	@$(BIN)/python -m pytest tests/launchers -m launchers -v; code=$$?; $(BIN)/python -m tests.launchers.table; exit $$code
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -16,9 +16,14 @@ from cyclopts import Parameter
 
 from gen_stack import __version__
 from gen_stack.problems import GenStackError, InputError, listed
+from gen_stack.targets import TARGETS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gen_stack.disk import Difference
     from gen_stack.load import LoadedSpec
+    from gen_stack.output import OutputFile
     from gen_stack.plan import Plan
 
 app = cyclopts.App(
@@ -58,7 +63,6 @@ def generate(
     ] = False,
 ) -> int:
     """Write the folder of every node: its Compose file, its secrets, and what its image is built from."""
-    from gen_stack.disk import differences, locked, unified_diff, write
     from gen_stack.load import load_spec
     from gen_stack.output import outputs
     from gen_stack.planner import make_plan
@@ -74,17 +78,82 @@ def generate(
         print(_compose_of(plan, stdout), end="")
         return 0
     folder = output or Path("stacks") / plan.name
+    changes = _put(folder, lambda: outputs(loaded, plan, folder), check=check, diff=diff)
+    if isinstance(changes, int):
+        return changes
+    _report(plan, folder, [(one.path, one.kind) for one in changes])
+    return 0
+
+
+def _put(
+    folder: Path, files: Callable[[], Mapping[str, OutputFile]], *, check: bool, diff: bool
+) -> int | list[Difference]:
+    """Write files and give what changed; with --check or --diff, print it instead and give the exit status."""
+    from gen_stack.disk import differences, locked, unified_diff, write
+
     if check:
-        found = differences(folder, outputs(loaded, plan, folder))
+        found = differences(folder, files())
         for one in found:
             print(f"{folder / one.path}: {one.kind}")
         return 1 if any(one.kind != "left over" for one in found) else 0
     if diff:
-        sys.stdout.writelines(unified_diff(folder, outputs(loaded, plan, folder)))
+        sys.stdout.writelines(unified_diff(folder, files()))
         return 0
     with locked(folder):
-        changes = write(folder, outputs(loaded, plan, folder))
-    _report(plan, folder, [(one.path, one.kind) for one in changes])
+        return write(folder, files())
+
+
+@app.command
+def export(
+    target: Annotated[str, Parameter(help=f"What starts the nodes: {listed(TARGETS)}.")],
+    spec: Annotated[Path, Parameter(help="The spec file.")],
+    /,
+    *,
+    output: Annotated[
+        Path | None,
+        Parameter(name=["-o", "--output"], help="Folder to write into. Default: stacks/NAME.TARGET."),
+    ] = None,
+    check: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Write nothing; exit 1 if the folder differs from what would be written.",
+        ),
+    ] = False,
+    diff: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Write nothing; show what would change, as a unified diff."),
+    ] = False,
+    force: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Write even if the model does not fit in the GPUs' memory."),
+    ] = False,
+) -> int:
+    """Write what another launcher than Compose starts the same stack from: one folder for each group."""
+    from gen_stack.load import load_spec
+    from gen_stack.output import exports
+    from gen_stack.planner import make_plan
+    from gen_stack.targets import check_exportable, target_of
+
+    chosen = target_of(target)
+    if check and diff:
+        raise InputError("--check and --diff exclude each other; choose one")
+    loaded = load_spec(spec, force=force)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    _warn_of_local(loaded)
+    plan = make_plan(loaded)
+    check_exportable(loaded, plan)
+    if plan.gateway:
+        print("warning: the gateway is no part of an export; it runs beside it, from `gen-stack SPEC`", file=sys.stderr)
+    folder = output or Path("stacks") / f"{plan.name}.{target}"
+    changes = _put(folder, lambda: exports(loaded, plan, chosen, folder), check=check, diff=diff)
+    if isinstance(changes, int):
+        return changes
+    written = sum(one.kind not in ("left over", "obsolete") for one in changes)
+    print(f"{folder}: {written} file{'s' if written != 1 else ''} written" if written else f"{folder}: up to date")
+    print(f"next: docs/launchers.md, {target}; the group's folder says how it is started")
     return 0
 
 

@@ -11,10 +11,12 @@ from gen_stack.problems import GenStackError
 from gen_stack.render.compose import render_compose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from gen_stack.load import LoadedSpec
     from gen_stack.plan import GroupPlan, Plan
+    from gen_stack.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,8 @@ def outputs(loaded: LoadedSpec, plan: Plan, folder: Path) -> dict[str, OutputFil
     for group in plan.groups:
         texts = dict(loaded.secrets)
         if group.supervised and "group_token" not in texts:
-            texts["group_token"] = _group_token(group, folder)
+            copies = [f"{node.name}/secrets/group_token" for node in group.nodes]
+            texts["group_token"] = _group_token(folder, [_token_path(group), *copies])
             files[_token_path(group)] = OutputFile(f"{texts['group_token']}\n", secret=True)
         for node in group.nodes:
             for name in node.secrets:
@@ -64,14 +67,29 @@ def _gateway_secrets(loaded: LoadedSpec) -> dict[str, str]:
     return texts
 
 
+def exports(loaded: LoadedSpec, plan: Plan, target: Target, folder: Path) -> dict[str, OutputFile]:
+    """List what the folder of an export is to hold: a folder for each group, with the head's secrets in it.
+
+    Raises what `outputs` raises, and `InputError` when the target cannot do what the plan says.
+    """
+    files: dict[str, OutputFile] = {}
+    for group in plan.groups:
+        files |= {f"{group.name}/{path}": OutputFile(text) for path, text in target.render(plan, group).items()}
+        texts = dict(loaded.secrets)
+        if "group_token" not in texts:
+            texts["group_token"] = _group_token(folder, [f"{group.name}/secrets/group_token"])
+        for name in group.head.secrets:
+            files[f"{group.name}/secrets/{name}"] = OutputFile(f"{texts[name]}\n", secret=True)
+    return files
+
+
 def _token_path(group: GroupPlan) -> str:
     return f"secrets/{group.name}.token"
 
 
-def _group_token(group: GroupPlan, folder: Path) -> str:
-    """Find the group's token where it was made, else where a copy of it is, else make one of 256 bits."""
-    copies = [f"{node.name}/secrets/group_token" for node in group.nodes]
-    for path in (_token_path(group), *copies):
+def _group_token(folder: Path, paths: Sequence[str]) -> str:
+    """Find a group's token where it was made, else where a copy of it is, else make one of 256 bits."""
+    for path in paths:
         if (folder / path).is_file() and (token := (folder / path).read_text("utf-8", "replace").strip()):
             if not (token.isascii() and token.isprintable() and " " not in token):
                 raise GenStackError(f"{folder / path}: this is no token; it must be one line of letters and digits")

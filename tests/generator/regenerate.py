@@ -12,12 +12,14 @@ from gen_stack.load import load_spec
 from gen_stack.planner import make_plan
 from gen_stack.render.compose import render_compose
 from gen_stack.schema import schema_text
+from gen_stack.targets import TARGETS
 from tests.generator.helpers import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 GOLDEN = ROOT / "tests" / "generator" / "golden"
+EXPORTS = ROOT / "tests" / "generator" / "golden-exports"
 REFERENCE = ROOT / "compose"
 FILES = ("/compose.yaml", "/gateway/haproxy.cfg")
 SCHEMA = ROOT / "docs" / "spec.schema.json"
@@ -40,6 +42,23 @@ def present(stack: Path) -> dict[str, str]:
     return {str(path.relative_to(stack)): path.read_text("utf-8") for path in found}
 
 
+def expected_exports() -> dict[str, str]:
+    """Render the one spec of `EXPORTS` for every target, by path below that folder, without the secrets."""
+    plan = make_plan(load_spec(EXPORTS / "spec.yaml"))
+    return {
+        f"{target.name}/{group.name}/{path}": text
+        for target in TARGETS.values()
+        for group in plan.groups
+        for path, text in target.render(plan, group).items()
+    }
+
+
+def present_exports() -> dict[str, str]:
+    """Read the exports as they stand there."""
+    files = [path for path in sorted(EXPORTS.glob("*/**/*")) if path.is_file()]
+    return {str(path.relative_to(EXPORTS)): path.read_text("utf-8") for path in files}
+
+
 def main() -> None:
     """Write all of it, and remove Compose files of nodes that are gone."""
     for stack in [*stacks(GOLDEN), *stacks(REFERENCE)]:
@@ -52,6 +71,11 @@ def main() -> None:
         for path, text in wanted.items():
             (stack / path).parent.mkdir(parents=True, exist_ok=True)
             (stack / path).write_text(text, encoding="utf-8")
+    for path in present_exports():
+        (EXPORTS / path).unlink()
+    for path, text in expected_exports().items():
+        (EXPORTS / path).parent.mkdir(parents=True, exist_ok=True)
+        (EXPORTS / path).write_text(text, encoding="utf-8")
     SCHEMA.write_text(schema_text(), encoding="utf-8")
 
 

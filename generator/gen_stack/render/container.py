@@ -47,6 +47,14 @@ def environment(plan: Plan, group: GroupPlan, node: NodePlan) -> dict[str, str]:
     return {**variables, **dict(plan.environment), **dict(node.environment)}
 
 
+def launched_environment(plan: Plan, group: GroupPlan) -> dict[str, str]:
+    """List the variables of every node when a launcher assigns ranks and addresses, without those of secrets."""
+    head, variables = group.head, {**group_environment(plan, group), **engine_environment(plan)}
+    if head.interface:
+        variables |= {"GLOO_SOCKET_IFNAME": head.interface, "NCCL_SOCKET_IFNAME": f"={head.interface}"}
+    return {**variables, **dict(plan.environment), **dict(head.environment)}
+
+
 def group_environment(plan: Plan, group: GroupPlan) -> dict[str, str]:
     """List the contract's variables that are the same on every node of a group, whoever assigns the ranks."""
     variables = {

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from stack_node import argv, checks, flags, health, host, logpump, supervise
+from stack_node import argv, checks, flags, health, host, launchers, logpump, supervise
 from stack_node import config as configuration
 from stack_node.config import Network, NodeConfig
 
@@ -34,11 +34,12 @@ FLUSH_S = 2.0
 def serve(args: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the engine with these arguments until it ends; returns the exit status."""
     supervise.take_signals()
+    environ, unassigned = launchers.assign(environ)
     config, problems = configuration.read(environ)
     errors = logpump.Sink(2, logpump.line_of(config))
     say = logpump.Voice(errors)
     try:
-        return _serve(config, [*problems, *argv.problems(config, args)], args, environ, errors, say)
+        return _serve(config, [*unassigned, *problems, *argv.problems(config, args)], args, environ, errors, say)
     except supervise.StopRequestedError:
         say("stopped before the engine was started")
         return EXIT_STOPPED

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stack_node import config as configuration
-from stack_node import health
+from stack_node import health, launchers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,9 @@ def main(args: Sequence[str], environ: Mapping[str, str]) -> int:
     if list(args) not in ([], ["--json"]):
         sys.stderr.write(USAGE)
         return EXIT_ENVIRONMENT
+    environ, unassigned = launchers.assign(environ)
     config, problems = configuration.read(environ)
+    problems = [*unassigned, *problems]
     if not problems and not config.in_group:
         problems = ["NNODES is not set: this node serves alone; `stack-node health` says how it is"]
     token, problem = read_token(config.token_file)
