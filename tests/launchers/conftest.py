@@ -1,4 +1,4 @@
-"""What the launchers' tests share: the table of their steps, and lab hosts that have the engine's image and the model."""
+"""What the launchers' tests share: their steps' table, and lab hosts with the engine's image and the model."""
 
 from __future__ import annotations
 

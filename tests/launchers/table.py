@@ -1,4 +1,4 @@
-"""What runs of the launchers' tests have seen, kept in build/launchers.json: `python -m tests.launchers.table` prints it."""
+"""What the launchers' tests have seen, kept in build/launchers.json; `python -m tests.launchers.table` prints it."""
 
 from __future__ import annotations
 
