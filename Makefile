@@ -2,7 +2,7 @@
 # make test    every test, with the real engine on lab hosts; make check: the quick part of it; make faults: every fault
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint unit generated images faults launchers lab-up lab-down bench clean
+.PHONY: help demo test check lint unit generated images faults launchers gateway lab-up lab-down bench clean
 
 PYTHON ?= python3
 HOSTS ?= 3
@@ -34,6 +34,10 @@ faults: check ## Every row of the fault matrix on lab hosts, the fake engine and
 launchers: $(READY) ## The stack started by torchrun, Slurm, Kubernetes' and SkyPilot's environments, on lab hosts with the real engine
 	@rm -f build/launchers.json
 	@$(BIN)/python -m pytest tests/launchers -m launchers -v; code=$$?; $(BIN)/python -m tests.launchers.table; exit $$code
+
+gateway: check ## Two groups with the real engine behind the gateway, on four lab hosts; some ten minutes
+	@rm -f build/gateway.json
+	@$(BIN)/python -m pytest tests/gateway -m "gateway or slow" -v; code=$$?; $(BIN)/python -m tests.gateway.table; exit $$code
 
 lint: $(READY)
 	$(BIN)/ruff check .
