@@ -92,6 +92,7 @@ class Load:
 
     shop: Shop
     clients: int = 4
+    tokens: int = 8
     done: list[Asked] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
 
@@ -108,7 +109,7 @@ class Load:
 
     def _run(self, streamed: bool) -> None:
         while not self._over.is_set():
-            self.done.append(self.shop.ask(self.shop.address(), GATEWAY, streamed=streamed))
+            self.done.append(self.shop.ask(self.shop.address(), GATEWAY, streamed=streamed, tokens=self.tokens))
 
     @property
     def failed(self) -> list[Asked]:

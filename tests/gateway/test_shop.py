@@ -15,7 +15,7 @@ from tests.gateway.shop import API, GATEWAY, USER_KEY, Load
 from tests.gateway.table import note
 
 if TYPE_CHECKING:
-    from tests.gateway.shop import Shop
+    from tests.gateway.shop import Asked, Shop
 
 pytestmark = [pytest.mark.lab, pytest.mark.gateway, pytest.mark.timeout(900)]
 PAIRS = 30
@@ -49,11 +49,13 @@ def test_an_answer_comes_through_the_gateway_and_with_a_users_key_alone(shop: Sh
 
 def test_what_the_gateway_adds(shop: Shop) -> None:
     for streamed in (True, False):
-        direct, through = [], []
+        direct: list[Asked] = []
+        through: list[Asked] = []
         for number in range(PAIRS):
-            group = number % 2
-            direct.append(shop.ask(shop.address(group), API, streamed=streamed, tokens=1 if streamed else 16))
-            through.append(shop.ask(shop.address(), GATEWAY, streamed=streamed, tokens=1 if streamed else 16))
+            # The second of two finds warmer caches, so each is the second as often as the other.
+            for some in (direct, through) if number % 4 < 2 else (through, direct):
+                address, port = (shop.address(number % 2), API) if some is direct else (shop.address(), GATEWAY)
+                some.append(shop.ask(address, port, streamed=streamed, tokens=1 if streamed else 16))
         assert not [one.fault for one in (*direct, *through) if one.fault]
         bare, behind = (statistics.median(one.first * 1000 for one in some) for some in (direct, through))
         what = "to the first byte of a stream" if streamed else "16 tokens, whole"
@@ -62,8 +64,9 @@ def test_what_the_gateway_adds(shop: Shop) -> None:
 
 
 def test_a_group_dies_under_load(shop: Shop) -> None:
-    with Load(shop) as load:
-        assert soon(lambda: len(load.done) >= 12, 60)
+    with Load(shop, tokens=64) as load:
+        assert soon(lambda: len(load.done) >= 8, 120)
+        time.sleep(2)
         killed = time.monotonic()
         shop.nodes[2].host.docker("kill", *shop.nodes[2].containers())
         after = time.monotonic()
@@ -73,8 +76,8 @@ def test_a_group_dies_under_load(shop: Shop) -> None:
     next_good = min(one.ended for one in good if one.ended > after) - killed
     note(
         "one of two groups killed under load, 4 clients",
-        f"{len(failed)} of {len(load.done)} requests failed, all of them streams it was answering; "
-        f"the next success came {next_good:.2f} s after the kill",
+        f"{len(failed)} of {len(load.done)} requests failed, {sum(one.streamed for one in failed)} of them streams; "
+        f"a request made after it had its answer {next_good:.2f} s after the kill",
     )
     assert [one for one in failed if not one.streamed or one.began > after] == [], failed
     shop.nodes[2].host.docker("start", *shop.nodes[2].containers())
