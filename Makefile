@@ -25,7 +25,7 @@ demo: $(READY) ## Start the demo stack on this machine and ask it a question
 check: lint unit ## Lint, types, unit tests; under a minute
 
 test: check ## Every test: units, lab hosts, the real engine with a real model
-	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke) and not launchers" -v --durations=0 --durations-min=20
+	$(BIN)/python -m pytest tests -m "(lab or slow) and (not faults or smoke) and not launchers and not gateway" -v --durations=0 --durations-min=20
 
 faults: check ## Every row of the fault matrix on lab hosts, the fake engine and the real one; about an hour
 	@rm -f build/faults.json
