@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 GENERATED = "<!-- Made by `make generated`; do not edit. -->"
-COMMANDS: tuple[list[str], ...] = ([], ["plan"], ["facts"], ["export"], ["ports"], ["init"], ["schema"])
+COMMANDS: tuple[list[str], ...] = ([], ["plan"], ["facts"], ["export"], ["commands"], ["ports"], ["init"], ["schema"])
 
 
 def documents() -> dict[str, str]:

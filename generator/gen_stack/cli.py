@@ -222,6 +222,34 @@ def _what_if(loaded: LoadedSpec, made: Plan, *, fit: bool) -> int:
 
 
 @app.command
+def commands(
+    spec: Annotated[Path, Parameter(help="The spec file.")],
+    /,
+    *,
+    node: Annotated[str | None, Parameter(help="Of this node alone.")] = None,
+) -> int:
+    """Print one `docker run` for each node, for a person with a terminal on each of them."""
+    from gen_stack.load import load_spec
+    from gen_stack.planner import make_plan
+    from gen_stack.render.docker_run import build_line, run_line
+
+    loaded = load_spec(spec)
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    plan = make_plan(loaded)
+    if node is not None and node not in {one.name for one in plan.nodes}:
+        known = [one.name for one in plan.nodes]
+        raise InputError(f"--node {node}: no such node in the spec, whose nodes are {listed(known)}")
+    print(f"# Each in a copy of the node's folder, which `gen-stack {spec}` writes with its secrets.")
+    for group in plan.groups:
+        for one in group.nodes:
+            if node in (None, one.name):
+                lines = [f"# {one.name} ({one.address})", build_line(plan), run_line(plan, group, one)]
+                print("\n".join(line for line in lines if line))
+    return 0
+
+
+@app.command
 def facts(
     spec: Annotated[Path, Parameter(help="The spec file.")],
     /,

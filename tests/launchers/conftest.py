@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from tests.lab import images
 from tests.lab.fixtures import lab, pytest_runtest_makereport, stacks  # noqa: F401 - fixtures
 from tests.launchers.table import Result, save
 from tools.docker_here import docker_here
@@ -58,8 +59,11 @@ def pytest_sessionfinish() -> None:
 def furnished(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:  # noqa: F811 - pytest's way
     """Three hosts with the engine's image and the real model."""
     with docker_here() as docker:
-        ensure_engine_image()
-        lab.load_image(TAG, source=[docker.client])
+        if images.image_id(lab.root / "images/docker", TAG) is not None:
+            lab.share_image(TAG)  # one that an earlier run left is good enough: what is tested is on top of it
+        else:
+            ensure_engine_image()
+            lab.load_image(TAG, source=[docker.client])
         model = ensure_model(tmp_path_factory.mktemp("models"))
     for number in lab.numbers():
         if not lab.host(number).path(f"/srv/models/{NAME}").exists():

@@ -87,6 +87,11 @@ def _role(group: GroupPlan, node: NodePlan) -> str:
     return f"rank {node.rank} of {len(group.nodes)}{', the head' if node.is_head else ''}"
 
 
+def engine_service(plan: Plan, group: GroupPlan, node: NodePlan) -> dict[str, Any]:
+    """Give a node's service without comments, and before Compose's `$` is doubled."""
+    return {key: value for _, section in _service(plan, group, node) for key, value in section.items()}
+
+
 def _service(plan: Plan, group: GroupPlan, node: NodePlan) -> Iterator[tuple[str, dict[str, Any]]]:
     """List the service's keys in the order that Compose linters expect, with what is worth saying about them."""
     yield from _image(plan)
