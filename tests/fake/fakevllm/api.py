@@ -45,6 +45,7 @@ class Api:
         self.core: Link | None = None
         self.serving = False
         self.is_dead = False
+        self.is_stopping = False
         self.stats: dict[str, Any] = {}
         self._ids = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[tuple[str, str | None]]] = {}
@@ -199,6 +200,10 @@ class _Handler(BaseHTTPRequestHandler):
         if api.is_dead:
             self._dead()
             return
+        if api.is_stopping and isinstance(prompt, str):
+            # AsyncLLM.shutdown ends the renderer's threads first: what is still to be tokenised fails
+            self._error(500, "cannot schedule new futures after shutdown")
+            return
         number = api.submit(length, tokens)
         try:
             if body.get("stream"):
@@ -256,8 +261,10 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _dead(self) -> None:
-        text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-        self._json(500, {"error": {"message": text, "type": "InternalServerError", "code": 500}})
+        self._error(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+    def _error(self, code: int, text: str) -> None:
+        self._json(code, {"error": {"message": text, "type": "InternalServerError", "code": code}})
 
     def _json(self, status: int, data: object) -> None:
         self._answer(status, json.dumps(data).encode(), "application/json")

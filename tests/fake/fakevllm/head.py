@@ -52,6 +52,7 @@ class Head:
                     self._kill_core()
                     return EXIT_INIT_INTERRUPTED
                 log("APIServer", f"Shutting down; waiting up to {self.settings.shutdown_timeout:g} s for requests")
+                self.api.is_stopping = True
                 told_core = self.core.send({"shutdown": self.settings.shutdown_timeout})
 
     def _stop(self, _number: int, _frame: object) -> None:
